@@ -122,4 +122,3 @@ ATTENTION_BACKENDS = Registry(
         "torch_paged": "nanoserve.attention.torch_paged:TorchPagedBackend",
     },
 )
-

@@ -129,7 +129,9 @@ def _number(name: str, value: object, low: float, high: float, low_open: bool = 
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidRequestError(f"{name} must be a number, not {value!r}", name)
     # Written so that NaN fails too.
-    if not ((low < value if low_open else low <= value) and value <= high and value != float("inf")):
+    if not (
+        (low < value if low_open else low <= value) and value <= high and value != float("inf")
+    ):
         bounds = f"{'above' if low_open else 'at least'} {low:g}"
         bounds += "" if high == float("inf") else f" and at most {high:g}"
         raise InvalidRequestError(f"{name} must be finite, {bounds}; not {value}", name)

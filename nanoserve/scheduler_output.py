@@ -20,6 +20,7 @@ class NewRequestData:
         block_ids: the request's blocks, one list a KV cache group.
         num_computed_tokens: tokens whose KV is in those blocks already.
         seed: the request's seed, always set (drawn at admission when the caller gave none).
+        eos_token_ids: the model's end-of-sequence tokens, which min_tokens holds back.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class NewRequestData:
     seed: int
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
+    eos_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass

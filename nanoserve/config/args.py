@@ -62,11 +62,18 @@ class EngineArgs:
             ModelLoadError: the model's folder, config.json or architecture is missing or unknown.
             ConfigError: settings out of range or in conflict.
         """
-        resolved = resolve_model(self.model, revision=self.revision)
+        resolved = resolve_model(
+            self.model,
+            revision=self.revision,
+            need_weights=self.load_format != "dummy",
+            need_tokenizer=self.tokenizer is None,
+        )
         arch = ModelArch.from_folder(resolved.path)
         tokenizer_path = resolved.path
         if self.tokenizer is not None:
-            tokenizer_path = resolve_model(self.tokenizer, revision=self.revision).path
+            tokenizer_path = resolve_model(
+                self.tokenizer, revision=self.revision, need_config=False, need_weights=False
+            ).path
         max_model_len = self._max_model_len(arch)
         budget = self.max_num_batched_tokens
         if budget is None:

@@ -22,6 +22,8 @@ class ModelConfig:
         max_model_len: most tokens of prompt and output together.
         load_format: "auto" reads safetensors; "dummy" fills random weights (benchmarks).
         seed: seeds what draws no seed of its own; None draws from the system.
+        tokenizer_size: ids the tokenizer knows (highest id + 1); output rows past it are padding
+            and never sampled. None takes every row.
     """
 
     model: str
@@ -33,12 +35,15 @@ class ModelConfig:
     max_model_len: int = 2048
     load_format: str = "auto"
     seed: int | None = None
+    tokenizer_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.load_format not in ("auto", "safetensors", "dummy"):
-            raise ConfigError(f"load_format must be auto, safetensors or dummy, not {self.load_format!r}")
+            raise ConfigError(
+                f"load_format must be auto, safetensors or dummy, not {self.load_format!r}"
+            )
         if self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len must be at least 2 (one prompt token, one output token), "

@@ -67,8 +67,8 @@ class KVCacheConfig:
 
     @property
     def num_usable_tokens(self) -> int:
-        """Tokens that fit the pool when one sequence has it all."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that fit the pool when one sequence has it all: it takes blocks in every group."""
+        return (self.num_blocks - 1) // len(self.groups) * self.block_size
 
 
 def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
