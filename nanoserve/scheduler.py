@@ -22,7 +22,7 @@ from nanoserve.registry import Registry
 from nanoserve.request import Request, RequestStatus, check_admissible
 from nanoserve.request_queue import RequestQueue, make_request_queue
 from nanoserve.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from nanoserve.step_plan import StepPlan
+from nanoserve.step_builder import StepBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
-        """End requests from outside (abort): nothing is emitted for them. Unknown ids are ignored."""
+        """End requests from outside, as an abort does; nothing is emitted. Ignores unknown ids."""
         assert status.is_finished
         for request_id in request_ids:
             self._ended.pop(request_id, None)
@@ -148,7 +148,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. It may be empty, and may still have something to tell the worker."""
-        step = StepPlan(self.config.max_num_batched_tokens)
+        step = StepBuilder(self.config.max_num_batched_tokens)
         self._schedule_running(step)
         if not step.preempted:
             # A step that had to take blocks away has none to give: what it admitted would be the
@@ -160,7 +160,7 @@ class Scheduler:
         self._update_after_schedule(output)
         return output
 
-    def _schedule_running(self, step: StepPlan) -> None:
+    def _schedule_running(self, step: StepBuilder) -> None:
         while step.cursor < len(self.running) and step.budget > 0:
             request = self.running[step.cursor]
             # Never past the model's length: the last token a request can have is never computed.
@@ -194,19 +194,16 @@ class Scheduler:
         return num_tokens
 
     def _allocate_or_preempt(
-        self, request: Request, num_new_tokens: int, step: StepPlan
+        self, request: Request, num_new_tokens: int, step: StepBuilder
     ) -> GroupBlocks | None:
-        """Room for a running request, at the cost of others if need be; None if it had to go."""
+        """Room for a running request, at the cost of others if need be; None if it had to go.
+
+        One that holds the whole pool and needs more goes too, and ends when it asks to come back.
+        """
         while True:
             blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
             if blocks is not None:
                 return blocks
-            if not self.kv_cache_manager.fits_empty_pool(
-                request.num_computed_tokens + num_new_tokens
-            ):
-                self.running.remove(request)
-                self._end_outgrown(request)
-                return None
             victim = self._select_victim()
             self._preempt(victim, step)
             if victim is request:
@@ -217,7 +214,7 @@ class Scheduler:
             return max(self.running, key=lambda request: request.sort_key)
         return self.running[-1]
 
-    def _preempt(self, victim: Request, step: StepPlan) -> None:
+    def _preempt(self, victim: Request, step: StepBuilder) -> None:
         """Take all blocks from a running request; it will compute its tokens anew."""
         position = self.running.index(victim)
         del self.running[position]
@@ -232,7 +229,7 @@ class Scheduler:
         self._stats.num_preemptions += 1
         self.waiting.put_back([victim])
 
-    def _schedule_waiting(self, step: StepPlan) -> None:
+    def _schedule_waiting(self, step: StepBuilder) -> None:
         passed_over: list[Request] = []
         while self.waiting and step.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
@@ -246,7 +243,7 @@ class Scheduler:
                 passed_over.append(request)
         self.waiting.put_back(passed_over)
 
-    def _try_admit(self, request: Request, step: StepPlan) -> _Admission:
+    def _try_admit(self, request: Request, step: StepBuilder) -> _Admission:
         if request.num_inflight_steps:
             # Preempted while a step was under way: the token it will give is not known yet.
             return _Admission.LATER
@@ -395,7 +392,7 @@ class Scheduler:
     # Endings.
 
     def _end_outgrown(self, request: Request) -> None:
-        """End a request that the whole pool cannot hold, instead of letting it wait for ever.
+        """End a waiting request that the whole pool cannot hold, instead of blocking those behind.
 
         A pool that holds max_model_len tokens, which the engine insists on, never comes to this.
         """

@@ -1,4 +1,4 @@
-"""Attention over pages in plain torch: the CPU's backend, and the reference that kernels are held to.
+"""Attention over pages in plain torch: the CPU's backend, and the reference for the kernels.
 
 Rows with one new token (decodes) are gathered through the block table together, whole pages at a
 time, and attended with two batched matrix products; rows with more (prefills) go one by one. What
@@ -19,7 +19,7 @@ from nanoserve.forward import AttentionMetadata, AttentionShape
 
 # Decode rows of unlike length go in separate batches once padding them to one length would copy
 # this many pages more; a batch of its own costs about as much as copying that many.
-MAX_WASTED_PAGES = 16
+MAX_WASTED_PAGES = 32
 # Prefill queries are attended this many at a time where a mask is needed, which bounds the mask.
 QUERY_CHUNK = 512
 
@@ -152,9 +152,7 @@ class TorchPagedBackend:
             )
         keys, values = self._gather(kv_cache, layout, len(group.rows) * shape.num_kv_heads)
         heads = query.reshape(len(keys), -1, shape.head_dim)
-        scores = torch.baddbmm(
-            layout.bias, heads, keys.transpose(1, 2), alpha=shape.scale
-        )
+        scores = torch.baddbmm(layout.bias, heads, keys.transpose(1, 2), alpha=shape.scale)
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
         return torch.bmm(weights, values).view(query.shape)
 

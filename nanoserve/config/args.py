@@ -110,12 +110,12 @@ class EngineArgs:
         )
 
     def _max_model_len(self, arch: ModelArch) -> int:
-        limit = arch.max_position_embeddings
+        limit = arch.context_length
         if self.max_model_len is None:
             return min(limit, DEFAULT_MAX_MODEL_LEN)
         if self.max_model_len > limit:
             raise ConfigError(
                 f"max_model_len ({self.max_model_len}) is larger than the {limit} positions the "
-                f"model was made for (max_position_embeddings in config.json)"
+                f"model was made for (max_position_embeddings and rope scaling in config.json)"
             )
         return self.max_model_len

@@ -39,6 +39,7 @@ class EngineCore:
                 self._executor.determine_available_memory(),
                 config.model.max_model_len,
                 config.cache.num_blocks,
+                config.scheduler.max_num_seqs,
             )
             self._executor.initialize_cache(kv_cache_config)
         except BaseException:

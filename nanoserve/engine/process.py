@@ -95,7 +95,6 @@ class EngineCoreProcess:
             return 1
         finally:
             core.shutdown()
-            self._close()
 
     def _handle_messages(self, core: Any) -> bool:
         """Take what has come in; wait for something if there is nothing else to do."""
@@ -137,18 +136,24 @@ class EngineCoreProcess:
 
 def _exit_with_front() -> None:
     """Wait for the front's end of the pipe to close, then leave, whatever a step is doing."""
-    sys.stdin.buffer.read()
+    # Not sys.stdin.read: its lock, held by a daemon thread, is fatal when the interpreter ends.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     threading.Event().wait(ORPHAN_GRACE_SECONDS)
     os._exit(0)
 
 
-def main(argv: list[str]) -> int:
-    """Entry point of the child process."""
+def main(argv: list[str]) -> None:
+    """Entry point of the child process; does not return."""
     # Ctrl-C reaches every process of the terminal; it is the front's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_front, name="front-watch", daemon=True).start()
-    return EngineCoreProcess(argv[1], argv[2]).run()
+    code = EngineCoreProcess(argv[1], argv[2]).run()
+    sys.stderr.flush()
+    # The input thread sits in a receive that only the end of the process interrupts, and nothing
+    # that was sent is still wanted.
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    main(sys.argv)

@@ -76,7 +76,7 @@ def embedded_folder(progress: Progress | None = None) -> Path | None:
 
 
 def verify(folder: Path) -> list[str]:
-    """Names of a converted model's files that are missing or whose SHA-256 is not the recorded one."""
+    """Names of a converted model's files that are missing or have another SHA-256 than recorded."""
     files = _manifest(folder).get("files", {})
     bad = [n for n, f in files.items() if _digest(folder / n) != f["sha256"]]
     return bad if files else [MANIFEST]

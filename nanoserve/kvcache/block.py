@@ -70,7 +70,7 @@ class FreeKVCacheBlockQueue:
         return block
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        """Take out the first n blocks, in order. Raises ValueError, taking none, if there are fewer."""
+        """Take out the first n blocks, in order. Raises ValueError if fewer are left."""
         if n > self.num_free_blocks:
             raise ValueError(f"{n} blocks wanted, {self.num_free_blocks} free")
         taken: list[KVCacheBlock] = []

@@ -215,7 +215,7 @@ class KVCacheManager:
         return True
 
     def take_block_copies(self) -> list[tuple[int, int]]:
-        """(source, destination) ids to copy before the next step, in order; each is given out once."""
+        """(source, destination) ids to copy before the next step, in order. Each is given once."""
         copies, self._block_copies = self._block_copies, []
         return copies
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from nanoserve.errors import ConfigError
 
+# Blocks beyond what the running requests can fill keep prefixes of requests that have ended.
+POOL_HEADROOM = 4
+
 
 @dataclass(frozen=True)
 class KVCacheSpec:
@@ -84,6 +87,7 @@ def make_kv_cache_config(
     available_bytes: int,
     max_model_len: int,
     num_blocks: int | None = None,
+    max_num_seqs: int | None = None,
 ) -> KVCacheConfig:
     """From a budget of bytes to a number of blocks.
 
@@ -92,21 +96,27 @@ def make_kv_cache_config(
         available_bytes: what all layers' blocks may take together.
         max_model_len: a pool that cannot hold one request of this length is refused.
         num_blocks: overrides the budget (null block included).
+        max_num_seqs: most requests that run at once; no more blocks are taken than
+            POOL_HEADROOM times what so many full-length requests fill.
 
     Raises:
         ConfigError: when one full-length request does not fit; it says how many tokens do.
     """
     groups = group_layers(specs)
     bytes_per_block = sum(len(group.layers) * group.spec.page_size_bytes for group in groups)
+    needed = sum(group.spec.blocks_for(max_model_len) for group in groups)
     if num_blocks is None:
         num_blocks = available_bytes // bytes_per_block
+        if max_num_seqs is not None:
+            # Every block costs a little on the host too: for a tiny model, a budget of gigabytes
+            # would be millions of blocks that nothing can ever fill.
+            num_blocks = min(num_blocks, 1 + POOL_HEADROOM * max_num_seqs * needed)
     if num_blocks < 2:
         raise ConfigError(
             f"{available_bytes / 2**20:.1f} MiB for the KV cache is less than two blocks of "
             f"{bytes_per_block / 2**20:.2f} MiB: give it more memory or a smaller block size"
         )
     config = KVCacheConfig(num_blocks, groups)
-    needed = sum(group.spec.blocks_for(max_model_len) for group in groups)
     if needed > num_blocks - 1:
         raise ConfigError(
             f"the KV cache holds {config.num_usable_tokens} tokens ({num_blocks} blocks of "

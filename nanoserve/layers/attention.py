@@ -21,9 +21,7 @@ class Attention(nn.Module):
             the groups are known.
     """
 
-    def __init__(
-        self, shape: AttentionShape, layer_index: int, backend: AttentionBackend
-    ) -> None:
+    def __init__(self, shape: AttentionShape, layer_index: int, backend: AttentionBackend) -> None:
         super().__init__()
         self.shape = shape
         self.layer_index = layer_index

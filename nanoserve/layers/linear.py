@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from nanoserve.layers.group import ParallelGroup, SingleRank, shard
 from nanoserve.layers.gemm import LinearProduct
+from nanoserve.layers.group import ParallelGroup, SingleRank, shard
 from nanoserve.layers.ops import get_op
 from nanoserve.layers.weights import WeightSlot
 
@@ -135,9 +135,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
             kv_start, self.num_kv_heads = group.rank * num_kv_heads // group.size, 1
         else:
             kv_start, self.num_kv_heads = shard(num_kv_heads, group, "KV heads")
-        q_part = Part(
-            "q_proj", num_heads * head_dim, q_start * head_dim, self.num_heads * head_dim
-        )
+        q_part = Part("q_proj", num_heads * head_dim, q_start * head_dim, self.num_heads * head_dim)
         kv_parts = [
             Part(name, num_kv_heads * head_dim, kv_start * head_dim, self.num_kv_heads * head_dim)
             for name in ("k_proj", "v_proj")

@@ -22,8 +22,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         meets the weight.
     """
     x32 = x.float()
-    mean_square = x32.square().mean(-1, keepdim=True)
-    normed = x32 * torch.rsqrt(mean_square.add_(eps))
+    # The length first: one pass over x, then a few operations on single numbers.
+    length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+    mean_square = length.square_().div_(x.shape[-1])
+    normed = x32 * mean_square.add_(eps).rsqrt_()
     return normed.to(x.dtype).mul_(weight)
 
 

@@ -52,13 +52,11 @@ def _llama3_inv_freq(rope: RopeSettings, dim: int) -> torch.Tensor:
 
 
 def _yarn_inv_freq(rope: RopeSettings, dim: int) -> torch.Tensor:
-    """Interpolate dimensions that turn rarely within the original length, keep those that turn often."""
+    """Interpolate the dimensions that turn rarely in the original length; keep the others."""
     factor, original = rope.params["factor"], rope.params["original_max_position_embeddings"]
 
     def dimension_of(rotations: float) -> float:
-        return (
-            dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
-        )
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low = dimension_of(rope.params.get("beta_fast") or 32)
     high = dimension_of(rope.params.get("beta_slow") or 1)
@@ -124,6 +122,9 @@ def rope_angles(arch: ModelArch, num_positions: int) -> tuple[torch.Tensor, floa
 
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of every position that the model may see."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
 
     def __init__(self, arch: ModelArch) -> None:
         super().__init__()

@@ -165,9 +165,10 @@ class LlamaModel(nn.Module):
         """One step's tokens to their last hidden states, [num_tokens, hidden]."""
         residual = self.embed_tokens(batch.input_ids)
         cos_sin = self.rotary(batch.positions)
-        hidden = None
+        hidden: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, cos_sin, kv_caches, batch)
+        assert hidden is not None
         return self.norm.add_and_norm(hidden, residual)[0]
 
 
@@ -180,7 +181,6 @@ class LlamaForCausalLM(nn.Module):
         group: the ranks its weights are split over.
 
     Attributes:
-        attention_layers: the attention layers, in layer order.
         ignored_weights: checkpoint tensors that carry nothing this model needs, by name's ending.
     """
 
@@ -200,7 +200,8 @@ class LlamaForCausalLM(nn.Module):
 
     @property
     def attention_layers(self) -> list[Attention]:
-        return [layer.self_attn.attn for layer in self.model.layers]
+        """The attention layers, in layer order."""
+        return [module for module in self.modules() if isinstance(module, Attention)]
 
     def forward(self, batch: ForwardBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
         """One step's tokens to their last hidden states, [num_tokens, hidden]."""

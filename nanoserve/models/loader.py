@@ -95,7 +95,9 @@ def find_weight_files(folder: str | Path) -> list[Path]:
     index = folder / INDEX_FILE
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelLoadError(f"{index} is not a usable index: {error!r}") from error
         missing = [name for name in names if not (folder / name).is_file()]
@@ -129,7 +131,7 @@ def iterate_weights(
             progress(f"loading weights, file {done + 1} of {len(files)}")
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():
+                for name in file.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                     tensor = file.get_tensor(name)
                     if tensor.dtype not in WEIGHT_DTYPES:
                         raise ModelLoadError(

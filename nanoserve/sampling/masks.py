@@ -4,8 +4,9 @@ The order is vLLM's: temperature, min-p, top-k, top-p. Each of the three cuts ke
 likeliest tokens, so one sorted prefix of the vocabulary serves all of them: `find_candidates` sorts
 only as many tokens as it takes until the cut is seen, most often a few hundred of fifty thousand.
 
-Ties are cut the same way whatever else is in the batch, and as transformers cuts them: top-k keeps
-all that are equal to the k-th; top-p takes the higher token id first. This module must not draw.
+Ties are cut the same way whatever else is in the batch. Top-k keeps all that are equal to the k-th,
+as transformers does; top-p takes the lower token id first, which transformers leaves to its sort.
+This module must not draw.
 """
 
 from dataclasses import dataclass
@@ -92,9 +93,12 @@ def find_candidates(
     # A token stays if the mass before it is short of the line: the one that crosses it does.
     keep[:, 1:] &= mass[:, :-1] < line[:, None]
 
-    least = logits.masked_fill(~keep, float("inf")).amin(1)
-    in_sight = limited.logical_not() | (top_k <= width)
-    complete = (in_sight & (logits[:, -1] < least)) | (width == vocab_size)
+    # The line is right if nothing that min-p and top-k leave lies further on, ties included; the
+    # cut is right if the last token seen is below all that are kept.
+    last, least = logits[:, -1], logits.masked_fill(~keep, float("inf")).amin(1)
+    nothing_left = (last < floor.squeeze(1)) | (last == float("-inf"))
+    in_sight = ~limited | nothing_left | ((top_k <= width) & (last < kth.squeeze(1)))
+    complete = (in_sight & (last < least)) | (width == vocab_size)
     return Candidates(logits.masked_fill(~keep, float("-inf")), token_ids, complete)
 
 
@@ -112,9 +116,9 @@ def keep_likeliest(
 
 
 def _likeliest(scaled: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `width` largest logits of each row in falling order, equal ones by falling token id."""
+    """The `width` largest logits of each row in falling order, equal ones by rising token id."""
     logits, token_ids = scaled.topk(width)
-    token_ids, order = token_ids.sort(dim=1, descending=True)
+    token_ids, order = token_ids.sort(dim=1)
     logits, order = logits.gather(1, order).sort(dim=1, descending=True, stable=True)
     return logits, token_ids.gather(1, order)
 

@@ -22,7 +22,7 @@ from nanoserve.tokenizer.tokenizer import Tokenizer
 
 # Tokens of the prompt that are decoded to know what the output's first token follows.
 CONTEXT_TOKENS = 8
-# A UTF-8 character has at most four bytes, so tokens that still end in U+FFFD after that are broken.
+# A UTF-8 character has at most four bytes: after as many tokens a U+FFFD at the end stays one.
 MAX_PARTS_OF_A_CHARACTER = 4
 REPLACEMENT = "\ufffd"
 

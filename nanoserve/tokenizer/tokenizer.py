@@ -19,7 +19,7 @@ from nanoserve.errors import InvalidRequestError, ModelLoadError
 Message = Mapping[str, Any]
 
 # Arguments of transformers' apply_chat_template that are not a template's own variables: a client
-# that could set them could swap the template, or turn the text that is expected into something else.
+# that could set them could swap the template, or get something else than text.
 RESERVED_TEMPLATE_ARGUMENTS = frozenset(
     "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
     "return_assistant_tokens_mask sanitize_control_tokens tokenizer_kwargs".split()
@@ -143,8 +143,8 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise InvalidRequestError(
-                "this model has no chat template: supply one (nanoserve serve --chat-template FILE), "
-                "or send the prompt as plain text to /v1/completions",
+                "this model has no chat template: supply one (nanoserve serve --chat-template "
+                "FILE), or send the prompt as plain text to /v1/completions",
                 "messages",
             )
         if not messages:

@@ -58,7 +58,7 @@ class Worker:
         self._connector: KVConnector = _load(KV_CONNECTORS, config.kv_transfer.kv_connector)(
             config, KVConnectorRole.WORKER
         )
-        if not isinstance(self._connector, NullConnector):
+        if type(self._connector) is not NullConnector:
             attach_connector(self._connector, self._layers)
         self._runner: ModelRunner | None = ModelRunner(
             config,

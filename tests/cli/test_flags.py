@@ -1,7 +1,9 @@
 """The command line's surface: flags, numbers, and what each command must not import."""
 
 import dataclasses
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -108,8 +110,6 @@ def run_cli(*argv, **env):
         "except SystemExit as e: rc = e.code\n"
         f"print('LOADED', [m for m in {HEAVY!r} if m in sys.modules]); sys.exit(rc)"
     )
-    import json
-
     return subprocess.run(
         [sys.executable, "-c", code, json.dumps(list(argv))],
         capture_output=True,
@@ -139,12 +139,14 @@ def test_A84_nothing_heavy_is_imported(argv, code):
 
 
 @pytest.mark.parametrize(
-    "what", ["missing", "empty", "no config", "no weights", "no tokenizer", "unknown"]
+    "what",
+    [
+        *("missing", "empty", "no config", "no weights", "no tokenizer"),
+        pytest.param("unknown", marks=pytest.mark.slow),  # found when the models are imported
+    ],
 )
 @pytest.mark.parametrize("command", ["serve", "generate"])
 def test_A83_a_wrong_model_is_one_line(tmp_path, tiny_folder, command, what):
-    import shutil
-
     folder = tmp_path / "model"
     if what == "empty":
         folder.mkdir()

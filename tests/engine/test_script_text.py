@@ -30,13 +30,13 @@ def greedy(**kwargs) -> SamplingParams:
 
 
 def test_A31_the_three_ways_to_end(make):
-    llm = make({"one": "done", "two": "abcdef"})
+    llm = make({"<1>": "done", "<2>": "abcdef"})
     by_token, by_length, by_string = (
         llm.generate(prompt, params)[0].outputs[0]
         for prompt, params in [
-            ("one", greedy()),
-            ("two", greedy(max_tokens=3)),
-            ("two", greedy(stop=["de"])),
+            ("<1>", greedy()),
+            ("<2>", greedy(max_tokens=3)),
+            ("<2>", greedy(stop=["de"])),
         ]
     )
     assert (by_token.text, by_token.finish_reason, by_token.stop_reason) == ("done", "stop", None)

@@ -135,7 +135,7 @@ def test_processes_that_start_together_convert_once(tiny_package: Path, tiny_ggu
 
 
 def test_without_the_package(tiny_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Converted before: good for ever. Neither converted nor installed: None, and no folder made."""
+    """Converted before: good for ever. Neither converted nor installed: None, and no folder."""
     folder = embedded_folder()
     monkeypatch.setattr(embedded, "find_gguf", lambda: None)
     assert embedded_folder() == folder

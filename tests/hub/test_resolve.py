@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from nanofixtures.bytes_tokenizer import write_bytes_tokenizer
 
 from nanoserve.errors import ModelLoadError
 from nanoserve.hub import embedded
-from nanoserve.hub.resolve import HUB_ID, resolve_model
+from nanoserve.hub.embedded import HUB_ID
+from nanoserve.hub.resolve import resolve_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,8 +174,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class FakeHub(BaseHTTPRequestHandler):
     """The few routes of the Hub that fetching a repository uses."""
 
-    repositories: dict[str, dict[str, bytes]] = {}
-    fetched: list[str] = []
+    repositories: ClassVar[dict[str, dict[str, bytes]]] = {}
+    fetched: ClassVar[list[str]] = []
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -226,7 +228,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
     extra = {"pytorch_model.bin": b"x", "consolidated.safetensors": b"x", "onnx/config.json": b"x"}
     FakeHub.repositories = {
         "some/model": files | extra,
-        "some/pickles": extra | {"config.json": b""},
+        "some/pickles": extra | {"config.json": b"{}"},
     }
     FakeHub.fetched = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)

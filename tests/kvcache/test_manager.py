@@ -1,4 +1,4 @@
-"""Block tables over the pool. The tests of prefix hits use a small chain index over the pool's map."""
+"""Block tables over the pool. Tests of prefix hits use a small chain index over the pool's map."""
 
 import pytest
 from nanofixtures.scheduling import ChainIndex, check_manager, make_cache_config, make_request
@@ -187,6 +187,10 @@ def test_T18_each_full_block_is_told_once_for_each_group(num_groups):
     manager.allocate_slots(request, 13)
     manager.cache_blocks(request, 13)
     assert told[num_groups:] == [(g, 2, 3) for g in range(num_groups)]
+    # Blocks that were found are known already.
+    other = make_request("1", [*request.token_ids[:12], 1, 2, 3, 4])
+    admit(manager, other)
+    assert told[2 * num_groups :] == [(g, 3, 4) for g in range(num_groups)]
     check_manager(manager)
 
 
@@ -371,4 +375,3 @@ def test_forks_that_fill_a_shared_block_name_it_once():
     manager.cache_blocks(parent, 8)
     assert manager.block_pool.num_cached_blocks == 2
     check_manager(manager)
-

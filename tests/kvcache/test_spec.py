@@ -28,3 +28,10 @@ def test_several_groups_share_the_tokens():
     assert config.num_usable_tokens == 64
     with pytest.raises(ConfigError, match="holds 64 tokens"):
         make_kv_cache_config([SPEC, other], 0, max_model_len=65, num_blocks=10)
+
+
+def test_a_tiny_model_does_not_turn_gigabytes_into_millions_of_blocks():
+    config = make_kv_cache_config([SPEC], 4 * 2**30, max_model_len=144, max_num_seqs=8)
+    assert config.num_blocks == 1 + 4 * 8 * SPEC.blocks_for(144)
+    roomy = make_kv_cache_config([SPEC], SPEC.page_size_bytes * 20, 144, max_num_seqs=8)
+    assert roomy.num_blocks == 20

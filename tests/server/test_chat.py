@@ -97,9 +97,7 @@ def test_A28_stop_strings_never_leak(scripted, stop, text, reason):
 
 
 def test_stop_string_kept_on_request(scripted):
-    got = answer(
-        scripted, "letters", stop=["cd"], extra_body={"include_stop_str_in_output": True}
-    )
+    got = answer(scripted, "letters", stop=["cd"], extra_body={"include_stop_str_in_output": True})
     assert got.choices[0].message.content == "abcd"
 
 
@@ -180,15 +178,11 @@ def test_chat_logprobs(tiny):
         assert len(entry.top_logprobs) == 4
         # Greedy: the chosen token is the likeliest.
         assert entry.logprob == max(top.logprob for top in entry.top_logprobs) <= 0
-        assert (
-            bytes(entry.bytes).decode("utf-8", "replace") == entry.token
-        )
+        assert bytes(entry.bytes).decode("utf-8", "replace") == entry.token
     chunks = list(
         tiny.client.chat.completions.create(model="tiny", temperature=0, stream=True, **fields)
     )
-    from_stream = [
-        e for c in chunks for x in c.choices if x.logprobs for e in x.logprobs.content
-    ]
+    from_stream = [e for c in chunks for x in c.choices if x.logprobs for e in x.logprobs.content]
     assert from_stream == entries
     plain = tiny.client.chat.completions.create(
         model="tiny", messages=ask("abc"), max_tokens=2, logprobs=True

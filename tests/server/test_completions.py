@@ -34,9 +34,12 @@ def test_T138_a_single_completion(tiny):
 
 
 def test_default_of_sixteen_tokens(scripted):
-    assert scripted.client.completions.create(
-        model="script", prompt="long", temperature=0
-    ).choices[0].text == "x" * 16
+    assert (
+        scripted.client.completions.create(model="script", prompt="long", temperature=0)
+        .choices[0]
+        .text
+        == "x" * 16
+    )
 
 
 def test_T139_logprobs(tiny):
@@ -74,9 +77,7 @@ def test_T140_streaming(scripted):
 
 
 def test_T141_usage_in_streams(scripted):
-    chunks = list(
-        complete(scripted, "hello", stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(complete(scripted, "hello", stream=True, stream_options={"include_usage": True}))
     assert all(c.usage is None for c in chunks[:-1])
     assert chunks[-1].choices == []
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (5, 5)
@@ -222,9 +223,7 @@ def test_vllm_extras(scripted):
     assert got.usage.completion_tokens == 12
     got = complete(scripted, "letters", max_tokens=20, extra_body={"stop_token_ids": [ord("c")]})
     assert got.choices[0].stop_reason == ord("c")
-    shown = complete(
-        scripted, "hello", max_tokens=20, extra_body={"skip_special_tokens": False}
-    )
+    shown = complete(scripted, "hello", max_tokens=20, extra_body={"skip_special_tokens": False})
     assert shown.choices[0].text.startswith("hi there")
     got = complete(scripted, "hello", extra_body={"return_token_ids": True})
     assert got.choices[0].prompt_token_ids == list(b"hello")

@@ -120,7 +120,7 @@ def test_SV3_messages_that_are_none(tiny, messages, param):
 
 
 # A value of each unsupported field that would change the answer.
-CHANGING = {name: "x" for name in UNSUPPORTED} | {
+CHANGING = dict.fromkeys(UNSUPPORTED, "x") | {
     "bad_words": ["x"],
     "documents": [{}],
     "frequency_penalty": 0.5,
@@ -169,7 +169,7 @@ def test_SV3_neutral_values_pass(tiny):
 def test_A42_harmless_and_unknown_fields_pass(tiny, caplog, monkeypatch):
     monkeypatch.setattr("nanoserve.server.fields._logged", set())
     monkeypatch.setattr(logging.getLogger("nanoserve"), "propagate", True)
-    harmless = {name: "x" for name in HARMLESS} | {"metadata": {"a": "b"}, "store": True}
+    harmless = dict.fromkeys(HARMLESS, "x") | {"metadata": {"a": "b"}, "store": True}
     messages = [{**MESSAGES[0], "weight": 1, "refusal": None}]
     with caplog.at_level(logging.WARNING, logger="nanoserve.server"):
         for _ in range(2):
@@ -227,7 +227,11 @@ def test_413_for_a_body_that_is_too_long(tiny_serving):
 
 def test_text_that_is_not_unicode(tiny):
     headers = {"content-type": "application/json"}
-    for body in (r'{"prompt": "\ud800"}', r'{"prompt": "x", "model": "\ud800"}', b'{"prompt": "\xff"}'):
+    for body in (
+        r'{"prompt": "\ud800"}',
+        r'{"prompt": "x", "model": "\ud800"}',
+        b'{"prompt": "\xff"}',
+    ):
         response = tiny.http.post("/v1/completions", content=body, headers=headers)
         assert response.status_code in (400, 404)
         assert response.json()["error"]["message"]
@@ -239,8 +243,9 @@ json_values = st.recursive(
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 FIELDS = [
@@ -252,7 +257,7 @@ FIELDS = [
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ TEXTS = [
 
 
 class ReferenceBPE:
-    """Byte-pair encoding as the papers tell it: split, then merge the earliest rule until none fits."""
+    """Byte-pair encoding as the papers tell it: split, then merge by the first rule that fits."""
 
     def __init__(self, folder: str) -> None:
         model = json.loads(Path(folder, "tokenizer.json").read_text())
@@ -63,7 +64,7 @@ class ReferenceBPE:
     def _merge(self, word: str) -> list[str]:
         symbols = [self.chars[b] for b in word.encode()]
         while len(symbols) > 1:
-            pairs = list(zip(symbols, symbols[1:], strict=False))
+            pairs = list(pairwise(symbols))
             best = min(pairs, key=lambda p: self.ranks.get(p, len(self.ranks)))
             if best not in self.ranks:
                 break
@@ -83,7 +84,7 @@ def reference() -> ReferenceBPE:
 
 
 def bytes_tokenizer(folder: Path, **kwargs: object) -> Tokenizer:
-    write_bytes_tokenizer(folder, **kwargs)  # type: ignore[arg-type]
+    write_bytes_tokenizer(folder, **kwargs)
     return Tokenizer.from_folder(folder)
 
 
@@ -94,7 +95,7 @@ def test_embedded_tokenizer_equals_a_plain_bpe(text: str) -> None:
     assert smol().decode(ids, skip_special_tokens=False) == text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_embedded_tokenizer_equals_a_plain_bpe_on_any_text(text: str) -> None:
     ids = smol().encode(text)
@@ -198,7 +199,7 @@ def test_A49_one_begin_token(tmp_path: Path) -> None:
 
 def test_chat_arguments(tmp_path: Path) -> None:
     tokenizer = bytes_tokenizer(tmp_path)
-    messages = [
+    messages: list[dict[str, str | None]] = [
         {"role": "user", "content": "a", "name": None},
         {"role": "assistant", "content": "b"},
     ]
@@ -249,11 +250,33 @@ def test_A83_a_tokenizer_that_cannot_be_read_is_one_line(
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_folder_without_tokenizer_json(tmp_path: Path) -> None:
+    """The older pair of files is turned into a tokenizer by transformers."""
+    vocab = {char: byte for byte, char in enumerate(byte_chars())} | {
+        "ab": 256,
+        "<|endoftext|>": 257,
+    }
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("abé") == [256, *"é".encode()]
+    assert tokenizer.is_bytes and tokenizer.eos_token_id == 257
+
+
 def test_no_torch_is_needed(tmp_path: Path) -> None:
-    """The process that serves HTTP loads, encodes, renders and decodes without torch."""
+    """The process that serves HTTP loads, encodes, renders and decodes without torch.
+
+    Older supported transformers import torch with the class itself: there it can only be
+    held that nothing is added.
+    """
     write_bytes_tokenizer(tmp_path)
     script = f"""
 import sys
+import transformers
+from transformers import PreTrainedTokenizerFast
+by_itself = "torch" in sys.modules
+assert not by_itself or int(transformers.__version__.split(".")[1]) < 24
 from nanoserve.sampling_params import SamplingParams
 from nanoserve.tokenizer.detokenizer import IncrementalDetokenizer
 from nanoserve.tokenizer.tokenizer import Tokenizer
@@ -262,6 +285,6 @@ ids = t.encode_chat([{{"role": "user", "content": "hi"}}])
 d = IncrementalDetokenizer(t, SamplingParams(), ids)
 d.update(list(b"yes"))
 assert d.text == "yes" and t.eos_token_id == {TURN_END}
-assert "torch" not in sys.modules
+assert ("torch" in sys.modules) == by_itself
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])

@@ -1,10 +1,10 @@
 """A scheduler with nothing behind it but an oracle: real pool, manager and scheduler, fake model.
 
-`KVOracle` stands where the worker would. It keeps a row for each request and a pool of slots, writes
-(token, position) pairs where the block tables say, and derives each next token from the pairs that it
-really reads back. A wrong table, a block handed out twice, a stale prefix hit or a lost copy
-therefore changes the tokens, and `expected_output` says, without any of that machinery, what they
-should have been.
+`KVOracle` stands where the worker would. It keeps a row for each request and a pool of slots,
+writes (token, position) pairs where the block tables say, and derives each next token from the
+pairs that it really reads back. A wrong table, a block handed out twice, a stale prefix hit or a
+lost copy therefore changes the tokens, and `expected_output` says, without any of that machinery,
+what they should have been.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from nanoserve.kvcache.block import KVCacheBlock
 from nanoserve.kvcache.block_pool import BlockPool
 from nanoserve.kvcache.manager import KVCacheManager
 from nanoserve.kvcache.spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup
-from nanoserve.request import Request
+from nanoserve.request import Request, RequestStatus
 from nanoserve.sampling_params import SamplingParams
 from nanoserve.scheduler import Scheduler
 from nanoserve.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
@@ -78,7 +78,13 @@ def make_request(
         prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
     sampling_params = SamplingParams(max_tokens=max_tokens, **params)
     return Request(
-        request_id, prompt, sampling_params, 0, eos or [], arrival_time=arrival_time, priority=priority
+        request_id,
+        prompt,
+        sampling_params,
+        0,
+        eos or [],
+        arrival_time=arrival_time,
+        priority=priority,
     )
 
 
@@ -123,9 +129,7 @@ class ChainIndex:
     def blocks_filled(
         self, request: Request, group_id: int, blocks: list[KVCacheBlock], start: int, end: int
     ) -> None:
-        for block, name in zip(
-            blocks[start:end], self._hash(request, end)[start:end], strict=True
-        ):
+        for block, name in zip(blocks[start:end], self._hash(request, end)[start:end], strict=True):
             self.pool.cache_block(block, name, group_id)
 
 
@@ -324,8 +328,6 @@ class Harness:
         return request
 
     def abort(self, *request_ids: str) -> None:
-        from nanoserve.request import RequestStatus
-
         self.aborted.update(i for i in request_ids if i not in self.finished)
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 

@@ -35,6 +35,7 @@ def write_script(
     replies: dict[str, str | bytes | list[int]],
     *,
     end: bool = True,
+    endless: Sequence[str] = (),
     max_position_embeddings: int = 2048,
     tokenizer_size: int = VOCAB,
     vocab_size: int = VOCAB,
@@ -50,6 +51,7 @@ def write_script(
             reply starts after the prompt: right after the key for a completion, after the next
             generation prompt for a chat.
         end: append the turn's end token to each reply; without it the last byte repeats.
+        endless: keys whose reply gets no end token, whatever `end` says.
         flat: keys after which all logits are equal (sampling tests).
         raises: keys at which the model raises.
         delay: key -> seconds each step with such a row sleeps.
@@ -60,7 +62,8 @@ def write_script(
     kwargs: dict[str, Any] = {} if chat_template is True else {"chat_template": None}
     write_bytes_tokenizer(folder, tokenizer_size, **kwargs)
     tokens = {
-        key: list(r.encode() if isinstance(r, str) else r) + ([TURN_END] if end else [])
+        key: list(r.encode() if isinstance(r, str) else r)
+        + ([TURN_END] if end and key not in endless else [])
         for key, r in replies.items()
     }
     script = {"replies": tokens, "flat": list(flat), "raises": list(raises), "delay": delay or {}}

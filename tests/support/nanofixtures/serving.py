@@ -1,4 +1,4 @@
-"""A real HTTP server for tests: uvicorn on a free loopback port, in a thread, over a real AsyncLLM."""
+"""A real HTTP server for tests: uvicorn on a free port, in a thread, over a real AsyncLLM."""
 
 import asyncio
 import socket

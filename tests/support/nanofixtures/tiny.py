@@ -89,7 +89,7 @@ def make_tiny(
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Path:
-    """Write a TINY (config, generation config, weights, byte-level tokenizer) and return its folder.
+    """Write a TINY (configs, weights, byte-level tokenizer) and return its folder.
 
     Args:
         arch: the transformers class, for example "Qwen3ForCausalLM".

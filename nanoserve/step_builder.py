@@ -11,7 +11,7 @@ from nanoserve.scheduler_output import CachedRequestData, NewRequestData, Schedu
 
 
 @dataclass
-class StepPlan:
+class StepBuilder:
     """One step in the making.
 
     Attributes:
