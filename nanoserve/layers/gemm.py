@@ -12,10 +12,6 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-# oneDNN's kernel for one or two rows is slower than its kernel for four.
-MIN_PACKED_ROWS = 3
-PADDED_ROWS = 4
-
 
 class LinearProduct(Protocol):
     """x @ weight.T + bias for one weight.
@@ -55,10 +51,6 @@ class PackedProduct:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[num_tokens, input_size] -> [num_tokens, output_size]."""
-        num_tokens = len(x)
-        if 0 < num_tokens < MIN_PACKED_ROWS:
-            repeated = torch.cat([x] * (PADDED_ROWS // num_tokens))
-            return self._linear(repeated, self.packed, bias, "none", [], "")[:num_tokens]
         return self._linear(x, self.packed, bias, "none", [], "")
 
 

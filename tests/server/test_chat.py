@@ -237,6 +237,14 @@ def test_A39_A94_limits_that_make_no_sense(scripted, field, value):
     assert field in error.value.body["message"]
 
 
+@pytest.mark.parametrize("field", ["max_completion_tokens", "max_tokens"])
+def test_A39_A45_no_room_is_told_under_the_name_that_was_sent(scripted, field):
+    with pytest.raises(openai.BadRequestError, match="3000 in the output") as error:
+        answer(scripted, "letters", **{field: 3000})
+    assert error.value.body["param"] == field
+    assert error.value.body["code"] == "context_length_exceeded"
+
+
 def test_A40_text_parts_are_joined(scripted):
     def tokens(content):
         body = {"messages": [{"role": "user", "content": content}]}
