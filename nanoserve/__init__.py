@@ -1,4 +1,4 @@
-"""nanoserve: a small, complete LLM serving engine, built chapter by chapter in the course beside it.
+"""nanoserve: a small, complete LLM serving engine, built chapter by chapter in its course.
 
 The names below are loaded when they are first used, so that `import nanoserve` costs nothing and
 pulls in neither torch nor the server's dependencies. This package must not know the course.

@@ -36,7 +36,7 @@ TABLE: dict[str, EnvVar] = {
     "NANOSERVE_PLUGINS": EnvVar(
         lambda text: [part.strip() for part in text.split(",") if part.strip()],
         list,
-        "comma-separated `module:function` hooks, called once in every process before a model loads",
+        "comma-separated `module:function` hooks, called once a process before a model loads",
     ),
 }
 

@@ -45,7 +45,7 @@ class Registry:
         return sorted(self._entries)
 
     def load(self, name: str) -> Any:
-        """Import and return the implementation. Raises KeyError (one line, with the known names)."""
+        """Import and return the implementation. KeyError names the known ones."""
         if name not in self._entries:
             raise KeyError(f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}")
         target = self._entries[name]

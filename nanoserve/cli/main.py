@@ -70,8 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in envs.unknown():
         print(f"nanoserve: warning: nothing reads the variable {name}", file=sys.stderr)
     try:
-        if args.command == "bench":
-            return int(importlib.import_module(BENCH).run(args) or 0)
         return int(args.run(args))
     except (ModelLoadError, ConfigError, InvalidRequestError) as error:
         return _complain(error, args, EXIT_USAGE)

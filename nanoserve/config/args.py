@@ -1,4 +1,4 @@
-"""The flat list of engine settings that `LLM(...)` takes as keywords and the command line as flags."""
+"""The flat list of engine settings: keywords of `LLM(...)`, flags of the command line."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -1,9 +1,8 @@
 """What the engine asks of the machine it runs on, and how the machine is chosen.
 
-Importing this module imports no torch: a process may prepare its environment first.
+Importing this module imports no torch.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -74,22 +73,12 @@ class Platform(ABC):
         """Give memory that no tensor uses back to the machine."""
 
 
-def prepare_environment() -> None:
-    """Set what libraries read once, when they are loaded. Call it before torch is imported.
-
-    Idle OpenMP threads that spin for work slow two torch processes on one machine down 20 to 50
-    times; told to be passive they sleep.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 def resolve_platform(device: str) -> Platform:
     """The platform for "auto" (a GPU if there is one, else the CPU), "cpu" or "cuda".
 
     Raises:
         ConfigError: one line, when the device is not known or not there.
     """
-    prepare_environment()
     if device != "auto" and device not in PLATFORMS:
         raise ConfigError(f"device must be auto, {', '.join(PLATFORMS.names())}, not {device!r}")
     if device in ("auto", "cuda"):

@@ -12,6 +12,7 @@ from nanoserve.config.arch import ModelArch
 from nanoserve.config.cache import CacheConfig
 from nanoserve.config.engine import EngineConfig
 from nanoserve.config.model import ModelConfig
+from nanoserve.engine.client import child_environment
 from nanoserve.errors import ConfigError
 from nanoserve.platforms import cpu, cuda
 from nanoserve.platforms.cpu import CpuPlatform
@@ -42,17 +43,18 @@ def test_resolve_platform(monkeypatch, has_gpu):
         resolve_platform("mps")
 
 
-def test_the_seam_imports_no_torch_and_makes_idle_threads_sleep():
-    code = (
-        "import sys; from nanoserve.platforms.platform import prepare_environment; "
-        "prepare_environment(); import os; "
-        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["PASSIVE", "False"]
+def test_the_seam_imports_no_torch():
+    code = "import sys, nanoserve.platforms.platform; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+def test_an_engine_process_lets_its_idle_threads_sleep(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "77")
+    environment = child_environment()
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["GOMP_SPINCOUNT"] == "77"
 
 
 def test_threads_follow_the_settings_in_their_order(monkeypatch):
