@@ -181,15 +181,15 @@ class OutputProcessor:
             metrics.first_scheduled_time = output.first_scheduled_time
         if not output.new_token_ids:
             return
-        if sequence.last_token_time is None:
+        if metrics.first_token_time is None:
+            # Once a request, as in its usage, however many completions it has.
+            metrics.first_token_time = now
             stats.num_prompt_tokens += len(request.processed.prompt_token_ids)
             stats.time_to_first_tokens.append(now - metrics.arrival_time)
-        else:
+        if sequence.last_token_time is not None:
             stats.inter_token_latencies.append(now - sequence.last_token_time)
         stats.num_generation_tokens += len(output.new_token_ids)
         sequence.last_token_time = metrics.last_token_time = now
-        if metrics.first_token_time is None:
-            metrics.first_token_time = now
 
     def _advance(self, sequence: _Sequence, output: EngineCoreOutput) -> bool:
         """Add a step's tokens. True if a stop string ended the sequence before the core did."""

@@ -42,9 +42,10 @@ class IterationStats:
     """One step's news.
 
     Attributes:
-        num_prompt_tokens: prompt tokens of the sequences that gave their first token.
-        num_generation_tokens: tokens generated.
-        time_to_first_tokens, inter_token_latencies: one a sequence concerned.
+        num_prompt_tokens: prompt tokens of the requests that gave their first token.
+        num_generation_tokens: tokens generated, of all completions.
+        time_to_first_tokens: one a request that gave its first token.
+        inter_token_latencies: one a sequence that went on.
         finished_requests: requests that ended.
     """
 

@@ -160,6 +160,13 @@ def test_T144_SV7_counters_agree_with_the_responses(tiny_serving):
     assert of("iteration_tokens_total_sum") == 20 + requests * (tokens - 1)
     assert of("num_preemptions_total") == 0
     assert idle(site)
+    choices = site.client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=2, n=3, extra_body={"ignore_eos": True}
+    )
+    got = samples(site)
+    assert of("prompt_tokens_total") == 20 + choices.usage.prompt_tokens == 25
+    assert of("generation_tokens_total") == 24 + choices.usage.completion_tokens == 30
+    assert of("time_to_first_token_seconds_count") == requests + 1
     text = site.http.get("/metrics").text
     assert 'vllm:cache_config_info{block_size="16"' in text
     assert 'model_name="tiny"' in text

@@ -128,10 +128,10 @@ class ScriptForCausalLM(nn.Module):
         numbers = cache[0].view(-1, 4)[:, 0]
         slots = meta.slot_mapping
         numbers[slots[slots >= 0]] = batch.input_ids[slots >= 0].to(numbers.dtype)
-        hidden = torch.zeros(batch.input_ids.numel(), 4, dtype=torch.float64)
+        hidden = torch.zeros(batch.input_ids.numel(), 4, dtype=torch.float64, device=cache.device)
         start = 0
         for row, (count, length) in enumerate(zip(meta.query_lens, meta.seq_lens_cpu, strict=True)):
-            places = torch.arange(length)
+            places = torch.arange(length, device=cache.device)
             blocks = meta.block_table[row].long()[places // meta.block_size]
             ids = numbers[blocks * meta.block_size + places % meta.block_size]
             known = [int(x) for x in ids]
@@ -143,7 +143,7 @@ class ScriptForCausalLM(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The forced token at 20, all others at 0."""
-        logits = torch.zeros(hidden.shape[0], self.vocab_size)
+        logits = torch.zeros(hidden.shape[0], self.vocab_size, device=hidden.device)
         for row, token in enumerate(hidden[:, 0].long().tolist()):
             if token >= 0:
                 logits[row, token] = 20.0
