@@ -204,8 +204,13 @@ class AsyncLLM:
         ids = [sequence.request_id for sequence in processed.sequences]
         stream = RequestStream(processed, lambda: self._abort(ids))
         self._output_processor.add(processed, stream.put)
-        for sequence in processed.sequences:
-            self._client.add_request(sequence)
+        try:
+            for sequence in processed.sequences:
+                self._client.add_request(sequence)
+        except BaseException:
+            # What could not be packed must not be waited for either.
+            stream.abort()
+            raise
         return stream
 
     async def generate(

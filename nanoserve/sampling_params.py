@@ -94,8 +94,8 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1, 2**31 - 1)
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            # Wide enough for every 64-bit seed, narrow enough that seed + index stays one.
-            _integer("seed", self.seed, -(2**63), 2**63 - 1 - MAX_N)
+            # A 64-bit integer, and the last completion's seed + index one too.
+            _integer("seed", self.seed, -(2**63), 2**63 - self.n)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
@@ -110,6 +110,9 @@ class SamplingParams:
             raise InvalidRequestError(f"at most {MAX_STOP_STRINGS} stop strings", "stop")
         if any(s == "" for s in self.stop):
             raise InvalidRequestError("a stop string must not be empty", "stop")
+        if any("\ud800" <= char <= "\udfff" for s in self.stop for char in s):
+            # No text can hold it, and no process border lets it through.
+            raise InvalidRequestError("a stop string holds half of a surrogate pair", "stop")
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
         for token_id in self.stop_token_ids:

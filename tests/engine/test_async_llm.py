@@ -141,6 +141,10 @@ def test_a_bad_request_is_refused_and_reaches_no_one(served):
                 served.engine.add_request(bad, greedy())
         with pytest.raises(InvalidRequestError, match="560 were asked for"):
             served.engine.add_request([1] * 260, greedy(), strict_length=True)
+        with pytest.raises(UnicodeEncodeError):
+            # It gets as far as the process border; nothing may be left waiting for it.
+            served.engine.add_request("ok", greedy(), request_id="\ud800")
+        assert served.engine._output_processor.num_unfinished == 0
         return await served.collect("ok", greedy())
 
     assert served.run(main())[0] == "fine"
