@@ -149,6 +149,9 @@ class ProcessClient:
         elif kind == wire.PROGRESS and self._on_progress is not None:
             self._on_progress(wire.decode_text(payload))
         elif kind == wire.READY:
+            # Both ends are connected and need the sockets' names no more: a front that is killed
+            # from now on leaves nothing behind.
+            shutil.rmtree(self._folder, ignore_errors=True)
             self.ready.set_result(wire.decode_info(payload))
         elif kind == wire.FAILED:
             self.ready.set_exception(_load_error(wire.decode_failure(payload)))

@@ -93,7 +93,15 @@ def test_reset_and_exit(talk):
     assert turns(conversation)[1] == ("user", "two")
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(talk):
+@pytest.fixture
+def ctrl_c():
+    """Python's own handling of Ctrl-C, which it leaves out where a shell's `&` had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(talk, ctrl_c):
     conversation, _, said = talk("one interrupt two", "three")
     assert "(stopped)" in said.err
     assert turns(conversation)[:2] == [("user", "one interrupt two"), ("assistant", "one ")]
