@@ -120,5 +120,6 @@ ATTENTION_BACKENDS = Registry(
     {
         "dense": "nanoserve.attention.dense:DenseBackend",
         "torch_paged": "nanoserve.attention.torch_paged:TorchPagedBackend",
+        "triton_paged": "nanoserve.attention.triton_paged:TritonPagedBackend",
     },
 )

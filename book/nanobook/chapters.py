@@ -33,6 +33,7 @@ class Chapter:
         name: short name, as in file names.
         title: as a reader sees it.
         idea: the one idea, in a sentence.
+        written: whether its notebooks are there; until then a placeholder stands in for them.
         built: modules whose source stands in the chapter's cells.
         provided: modules that the chapter copies, because they are not worth reading aloud.
     """
@@ -41,6 +42,7 @@ class Chapter:
     name: str
     title: str
     idea: str
+    written: bool
     built: tuple[str, ...]
     provided: tuple[str, ...]
 
@@ -52,21 +54,52 @@ class Chapter:
 
 @dataclass(frozen=True)
 class CourseMap:
-    """All chapters, in order."""
+    """All chapters, in order.
+
+    Attributes:
+        uncounted: modules, or whole packages, whose lines are left out of the built share.
+    """
 
     chapters: tuple[Chapter, ...]
+    uncounted: tuple[str, ...] = ()
 
     @property
     def modules(self) -> dict[str, Chapter]:
         """Module -> the chapter that owns it."""
         return {module: chapter for chapter in self.chapters for module in chapter.modules}
 
+    def owner(self, path: str) -> Chapter | None:
+        """The chapter that owns a file of the packages, by its path from the root.
+
+        A module belongs to the chapter that lists it. An `__init__.py`, or a file that is no
+        module, belongs to the first chapter that has a module in or below its folder.
+        """
+        if (module := module_name(path)) and (chapter := self.modules.get(module)):
+            return chapter
+        folder = package_name(path)
+        return next(
+            (
+                chapter
+                for chapter in self.chapters
+                if any(module.startswith(f"{folder}.") for module in chapter.modules)
+            ),
+            None,
+        )
+
+    def counted(self, path: str) -> bool:
+        """Whether a file's lines count in the built share."""
+        name = module_name(path) or package_name(path)
+        return not any(name == part or name.startswith(f"{part}.") for part in self.uncounted)
+
 
 def load_map(path: Path = MAP_FILE) -> CourseMap:
     """Read and check a map. Raises MapError if it contradicts itself."""
     with path.open("rb") as file:
-        tables = tomllib.load(file).get("chapter", [])
-    course = CourseMap(tuple(_read_chapter(table) for table in tables))
+        data = tomllib.load(file)
+    tables = data.get("chapter", [])
+    course = CourseMap(
+        tuple(_read_chapter(table) for table in tables), tuple(data.get("uncounted", []))
+    )
     _check_order(course)
     _check_modules(course)
     return course
@@ -74,10 +107,17 @@ def load_map(path: Path = MAP_FILE) -> CourseMap:
 
 def _read_chapter(table: dict[str, Any]) -> Chapter:
     label = f"chapter {table.get('number', '?')}"
-    if wrong := sorted(_CHAPTER_KEYS ^ table.keys()):
+    if wrong := sorted(_CHAPTER_KEYS ^ (table.keys() - {"written"})):
         raise MapError(f"{label}: missing or unknown keys: {', '.join(wrong)}")
     modules = {kind: tuple(table[kind]) for kind in ("built", "provided")}
-    return Chapter(table["number"], table["name"], table["title"], table["idea"], **modules)
+    return Chapter(
+        table["number"],
+        table["name"],
+        table["title"],
+        table["idea"],
+        bool(table.get("written", False)),
+        **modules,
+    )
 
 
 def _check_order(course: CourseMap) -> None:
@@ -104,6 +144,28 @@ def _check_modules(course: CourseMap) -> None:
         parent = module.rpartition(".")[0]
         if parent in owner:
             raise MapError(f"{parent} is a package (of {module}): only leaf modules are listed")
+
+
+def module_name(path: str) -> str | None:
+    """The dotted name of a module's path from the root; None for `__init__.py` and other files."""
+    if not path.endswith(".py") or path.endswith("__init__.py"):
+        return None
+    return path.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
+
+
+def package_name(path: str) -> str:
+    """The dotted name of the package whose folder holds a file."""
+    return path.removeprefix("kernels/").rpartition("/")[0].replace("/", ".")
+
+
+def package_files(root: Path) -> dict[str, str]:
+    """Path from the root -> text of every file of both packages; empty where they are absent."""
+    return {
+        file.relative_to(root).as_posix(): file.read_bytes().decode("utf-8")
+        for folder in PACKAGE_FOLDERS.values()
+        for file in sorted((root / folder).rglob("*"))
+        if file.is_file() and "__pycache__" not in file.parts
+    }
 
 
 def source_files(root: Path) -> Iterator[tuple[str, Path]]:

@@ -38,6 +38,29 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     latency.add_argument("--output-json", default=None, help="file for the results")
     latency.set_defaults(run=_run_latency)
+    attention = commands.add_parser(
+        "attention",
+        help="time the paged attention kernels on a GPU",
+        description="Times paged decode attention against the read bandwidth and paged prefill "
+        "against cuDNN, all measured in the same run, with each result's error.",
+    )
+    attention.add_argument("--block-size", type=int, default=16, help="tokens a KV block holds")
+    attention.add_argument(
+        "--parts",
+        nargs="+",
+        choices=["decode", "prefill"],
+        default=["decode", "prefill"],
+        help="what to time",
+    )
+    attention.add_argument("--seed", type=int, default=0, help="seed of the random tensors")
+    attention.add_argument("--output-json", default=None, help="file for the results")
+    attention.set_defaults(run=_run_attention)
+
+
+def _run_attention(args: argparse.Namespace) -> int:
+    from nanoserve.bench.attention import run_attention
+
+    return run_attention(args)
 
 
 def _run_latency(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Token ids to vectors and back: the embedding table and the language-model head.
 
 Over a group's ranks both are split by vocabulary rows. The two may share one table (tied
-embeddings), which saves a third of a small model's memory.
+embeddings), which saves a fifth of a small model's memory.
 """
 
 import torch
@@ -64,7 +64,7 @@ class ParallelLMHead(VocabParallelEmbedding):
         group: ParallelGroup | None = None,
         tied: VocabParallelEmbedding | None = None,
     ) -> None:
-        # A tied head never allocates: for a small model the table is a third of the weights.
+        # A tied head never allocates: for a small model the table is a fifth of the weights.
         super().__init__(0 if tied is not None else vocab_size, hidden_size, group)
         self._product: LinearProduct | None = None
         self.tied = tied is not None

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nanofixtures.forward import make_metadata
+from nanokernels.runtime import INTERPRET
 
 from nanoserve.attention import torch_paged
 from nanoserve.attention.dense import DenseBackend
 from nanoserve.attention.torch_paged import TorchPagedBackend
+from nanoserve.attention.triton_paged import TritonPagedBackend
 from nanoserve.forward import AttentionMetadata, AttentionShape
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -149,7 +151,16 @@ def make_shape(
     return AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, window)
 
 
+# On a GPU its tests run compiled; here interpreted, on a few cases of its own.
+GPU_BACKENDS = [DenseBackend, TorchPagedBackend, TritonPagedBackend]
 BACKENDS = [DenseBackend, TorchPagedBackend]
+# (new tokens, all tokens) of each row.
+MIXES = {
+    "mixed": [(1, 30), (1, 9), (12, 12), (7, 29), (0, 5)],
+    "decodes": [(1, 1), (1, 40), (0, 3), (1, 17)],
+    "fresh prefills": [(5, 5), (33, 33), (1, 1), (2, 2)],
+    "long prefill over a past": [(300, 317), (1, 8), (4, 4)],
+}
 row_lengths = st.integers(1, 40).flatmap(
     lambda n: st.tuples(st.one_of(st.just(1), st.just(n), st.integers(0, n)), st.just(n))
 )
@@ -287,11 +298,18 @@ def test_layers_of_unlike_window_share_one_metadata() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize("window", [None, 6])
-def test_AT1_on_a_gpu(backend: Any, window: int | None) -> None:
-    lengths = [(1, 30), (1, 9), (12, 12), (7, 29), (0, 5)]
+@pytest.mark.parametrize("lengths", list(MIXES.values()), ids=list(MIXES))
+def test_AT1_on_a_gpu(backend: Any, window: int | None, lengths: list[tuple[int, int]]) -> None:
     Pool(backend(), make_shape(window=window), lengths, padding=2, device="cuda").check()
+
+
+@pytest.mark.skipif(not INTERPRET, reason="runs compiled on a GPU instead")
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("lengths", list(MIXES.values()), ids=list(MIXES))
+def test_AT1_in_the_interpreter(window: int | None, lengths: list[tuple[int, int]]) -> None:
+    Pool(TritonPagedBackend(), make_shape(3 * 2, 2, 20, window), lengths, padding=2).check()
 
 
 def test_an_empty_step_gives_an_empty_answer() -> None:

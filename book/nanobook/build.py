@@ -1,0 +1,365 @@
+"""One build cell: put the piece into its file, import the file anew, and everything that uses it.
+
+Running only the new symbol does not work: once an earlier symbol has grown, `inspect.getsource`
+reads the wrong lines (and with it Triton, which compiles from source), old instances no longer
+pickle, and the header's `from __future__` does not reach later cells. So the whole file is written
+and imported; so is every loaded module of the workspace that imports it. If any of that fails, the
+last good file and modules stay.
+"""
+
+import ast
+import importlib
+import linecache
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from nanobook.chapters import PACKAGE_FOLDERS
+from nanobook.source import HEADER, Piece, bound_names, join, locate
+from nanobook.workspace import Workspace
+
+_PLAIN = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
+
+
+class ElsewhereError(RuntimeError):
+    """A module came from another place than the workspace."""
+
+
+@dataclass
+class Built:
+    """What a build cell did.
+
+    Attributes:
+        path, symbol: what was built.
+        lines: of the piece.
+        reloaded: other modules that were imported anew because they use this one.
+        stale: names in the notebook whose objects were made by the code before, with their class.
+    """
+
+    path: str
+    symbol: str
+    lines: int
+    reloaded: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = f"built {self.path}::{self.symbol} · {self.lines} lines"
+        if self.reloaded:
+            text += f" · imported anew: {', '.join(self.reloaded)}"
+        if self.stale:
+            text += f"\nstale, make them again: {', '.join(self.stale)}"
+        return text
+
+
+def dotted(path: str) -> str:
+    """The name under which a file is imported."""
+    name = path.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+def build(
+    workspace: Workspace, path: str, symbol: str, body: str, namespace: dict[str, Any]
+) -> Built:
+    """Build one piece, bind its names in `namespace`, and rebind those that came from before.
+
+    Raises:
+        ValueError: the path or the symbol cannot be built.
+        SyntaxError: with the cell's name and line.
+        Exception: whatever the module raised when it was imported.
+    """
+    before = workspace.text(path)
+    pieces = _with_piece(workspace, path, symbol, body.strip("\n"))
+    text = join(pieces)
+    _compile(path, symbol, pieces, text)
+    built = Built(path, symbol, body.strip("\n").count("\n") + 1)
+    if text == before:
+        workspace.write_own(path, text)
+        module = _import(workspace, path)
+    else:
+        with _Swap(workspace, path, pieces, text) as swap:
+            workspace.write_own(path, text)
+            module = swap.reload()
+        built.reloaded = swap.others
+        built.stale = rebind(namespace, swap.old)
+    workspace.remember_pieces(path, pieces)
+    for name in bound_names(pieces, symbol):
+        if hasattr(module, name):
+            namespace[name] = getattr(module, name)
+    return built
+
+
+def provide(workspace: Workspace, path: str, namespace: dict[str, Any]) -> bool:
+    """Put a provided file into the workspace; False if it was there already, and is kept."""
+    text = workspace.reference(path)
+    mine = workspace.own(path)
+    if mine is not None and mine != text and workspace.text(path) == mine:
+        return False
+    if workspace.text(path) == text:
+        workspace.write_own(path, text)
+        return True
+    if not path.endswith(".py"):
+        workspace.write_own(path, text)
+        return True
+    with _Swap(workspace, path, [(HEADER, text)], text) as swap:
+        workspace.write_own(path, text)
+        swap.reload(only_if_loaded=True)
+    rebind(namespace, swap.old)
+    return True
+
+
+def _with_piece(workspace: Workspace, path: str, symbol: str, body: str) -> list[Piece]:
+    """The file's pieces with this one put in its place."""
+    if not path.startswith(tuple(f"{folder}/" for folder in PACKAGE_FOLDERS.values())):
+        folders = " or ".join(f"{folder}/" for folder in PACKAGE_FOLDERS.values())
+        raise ValueError(f"{path!r}: only files in {folders} are built")
+    if not path.endswith(".py") or ".." in Path(path).parts:
+        raise ValueError(f"{path!r} is no module's file")
+    pieces = dict(workspace.pieces(path))
+    if HEADER not in pieces and symbol != HEADER:
+        raise ValueError(f"{path}::{symbol}: run the cell {path}::{HEADER} first")
+    pieces[symbol] = body
+    order = {name: index for index, name in enumerate(workspace.course.symbols.get(path, []))}
+    # A symbol that the course does not know keeps its place after what it was built after.
+    place, last = {}, -1.0
+    for name in pieces:
+        last = float(order[name]) if name in order else last + 0.001
+        place[name] = last
+    place[HEADER] = -2.0
+    return sorted(pieces.items(), key=lambda item: place[item[0]])
+
+
+def _import(workspace: Workspace, path: str) -> ModuleType:
+    """Import a file's module, and make sure that it is this file's.
+
+    Raises:
+        ElsewhereError: it is another's.
+    """
+    module = importlib.import_module(dotted(path))
+    found = Path(str(module.__file__)).resolve()
+    if found != workspace.folder / path:
+        package = dotted(path).partition(".")[0]
+        raise ElsewhereError(
+            f"{dotted(path)} was imported from {found}, not from the workspace: run the cell that "
+            f"builds or provides {package}/__init__.py, and the cell with %chapter, first"
+        )
+    return module
+
+
+def _compile(path: str, symbol: str, pieces: list[Piece], text: str) -> None:
+    """Raise a SyntaxError that points into the cell at fault."""
+    try:
+        compile(text, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        place = locate(pieces, error.lineno or 1)
+        cell, line = (place.symbol, place.line) if place else (symbol, 1)
+        error.filename = f"%%build {path}::{cell}"
+        if error.end_lineno is not None and error.lineno is not None:
+            error.end_lineno += line - error.lineno
+        error.lineno = line
+        error.args = (error.msg, (error.filename, line, error.offset, error.text))
+        raise error.with_traceback(None) from None
+
+
+class _Swap:
+    """Old modules out, new ones in; back again if anything fails."""
+
+    def __init__(self, workspace: Workspace, path: str, pieces: list[Piece], text: str) -> None:
+        self.workspace, self.path, self.pieces, self.text = workspace, path, pieces, text
+        self.file = str(workspace.folder / path)
+        self.name = dotted(path)
+        self.before = workspace.text(path)
+        self.own_before = workspace.own(path)
+        self.old: dict[str, ModuleType] = {}
+        self.others: list[str] = []
+
+    def __enter__(self) -> "_Swap":
+        names = _users(self.workspace, self.name)
+        self.old = {name: sys.modules[name] for name in names if name in sys.modules}
+        self.loaded_before = set(sys.modules)
+        self.parents = {
+            name: (parent, getattr(parent, name.rpartition(".")[2], None))
+            for name in [*names, self.name]
+            if (parent := sys.modules.get(name.rpartition(".")[0])) is not None
+        }
+        linecache.cache.pop(self.file, None)
+        return self
+
+    def reload(self, only_if_loaded: bool = False) -> ModuleType:
+        """Import the file and all that uses it, in the order of the course."""
+        for name in self.old:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        order = {dotted(path): index for index, path in enumerate(self.workspace.course.order)}
+        names = sorted(self.old, key=lambda name: (order.get(name, -1), name))
+        if self.name not in names and not only_if_loaded:
+            names.append(self.name)
+        for name in names:
+            importlib.import_module(name)
+        if self.name in names:
+            _import(self.workspace, self.path)
+        self.others = [name for name in names if name != self.name]
+        return sys.modules.get(self.name) or ModuleType(self.name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        point_into_cell(error, self.file, self.path, self.pieces)
+        # The traceback is shown after the file is back: let it show the lines that failed.
+        lines = self.text.splitlines(keepends=True)
+        linecache.cache[self.file] = (len(self.text), None, lines, self.file)
+        for name in set(sys.modules) - self.loaded_before:
+            if name.partition(".")[0] in PACKAGE_FOLDERS:
+                del sys.modules[name]
+        sys.modules.update(self.old)
+        for name, (parent, value) in self.parents.items():
+            last = name.rpartition(".")[2]
+            if value is not None:
+                setattr(parent, last, value)
+            elif hasattr(parent, "__dict__"):
+                parent.__dict__.pop(last, None)
+        own = self.workspace.keep / "own" / self.path
+        if self.before is None:
+            self.workspace.remove(self.path)
+        else:
+            self.workspace.write(self.path, self.before)
+        if self.own_before is None:
+            own.unlink(missing_ok=True)
+        else:
+            own.write_bytes(self.own_before.encode("utf-8"))
+        importlib.invalidate_caches()
+
+
+def _users(workspace: Workspace, name: str) -> list[str]:
+    """The loaded workspace modules that import `name`, directly or not; itself first."""
+    loaded = {
+        other: Path(str(module.__file__))
+        for other, module in list(sys.modules.items())
+        if other.partition(".")[0] in PACKAGE_FOLDERS and getattr(module, "__file__", None)
+    }
+    imports = {other: imported(file, other) for other, file in loaded.items() if file.is_file()}
+    found, queue = [name], [name]
+    while queue:
+        wanted = queue.pop()
+        for other, names in imports.items():
+            if wanted in names and other not in found:
+                found.append(other)
+                queue.append(other)
+    return found
+
+
+def imported(file: Path, name: str) -> set[str]:
+    """Every module that a file imports, anywhere in it; a name imported from one counts as one."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError:
+        return set()
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*up, base] if base else up)
+            found.add(base)
+            found.update(f"{base}.{alias.name}" for alias in node.names)
+    return found
+
+
+def rebind(namespace: dict[str, Any], old: dict[str, ModuleType]) -> list[str]:
+    """Point the notebook's names at the new modules' objects; what has gone stale, in words."""
+    origin: dict[int, tuple[str, str]] = {}
+    classes: dict[int, type] = {}
+    for name, module in old.items():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("__"):
+                continue
+            home = getattr(value, "__module__", None)
+            if id(value) not in origin or home == name:
+                origin[id(value)] = (name, attribute)
+            if isinstance(value, type) and home == name:
+                classes[id(value)] = value
+    modules = {id(module): name for name, module in old.items()}
+    stale = []
+    for name, value in list(namespace.items()):
+        if name.startswith("_"):
+            continue
+        if id(value) in modules:
+            namespace[name] = sys.modules[modules[id(value)]]
+        elif _came_from(name, value, origin):
+            module_name, attribute = origin[id(value)]
+            new = sys.modules.get(module_name)
+            if new is not None and hasattr(new, attribute):
+                namespace[name] = getattr(new, attribute)
+            else:
+                stale.append(f"{name} (gone from {module_name})")
+        elif (old_class := _made_by(value, classes)) is not None:
+            stale.append(f"{name} ({old_class.__name__})")
+    return stale
+
+
+def _came_from(name: str, value: Any, origin: dict[int, tuple[str, str]]) -> bool:
+    """Whether a notebook's name was taken from a module. Numbers and texts are shared by all who
+    hold an equal one, so for them the name must be the same too.
+    """
+    return id(value) in origin and (not isinstance(value, _PLAIN) or origin[id(value)][1] == name)
+
+
+def _made_by(value: Any, classes: dict[int, type], depth: int = 2) -> type | None:
+    """A replaced class of which `value`, or something it directly holds, is an instance."""
+    for base in type(value).__mro__:
+        if id(base) in classes:
+            return classes[id(base)]
+    if depth == 0 or isinstance(value, (*_PLAIN[:6], type, ModuleType)):
+        return None
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = list(value.values())[:100]
+    elif isinstance(value, (list, tuple, set)):
+        inner = list(value)[:100]
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        inner = list(vars(value).values())[:100]
+    for item in inner:
+        if (found := _made_by(item, classes, depth - 1)) is not None:
+            return found
+    return None
+
+
+def point_into_cell(error: BaseException, file: str, path: str, pieces: list[Piece]) -> None:
+    """Add a note that says in which cell and line the innermost frame of `file` stands."""
+    place = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            place = locate(pieces, trace.tb_lineno) or place
+        trace = trace.tb_next
+    if place is not None:
+        note = f"in the cell %%build {path}::{place.symbol}, line {place.line}"
+        if note not in getattr(error, "__notes__", []):
+            error.add_note(note)
+
+
+def annotate(workspace: Workspace, error: BaseException) -> None:
+    """Map an error's frames in workspace files to their cells, as notes."""
+    seen = set()
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+        try:
+            path = Path(name).relative_to(workspace.folder).as_posix()
+        except ValueError:
+            continue
+        if path not in seen and workspace.own(path) is not None:
+            seen.add(path)
+            point_into_cell(error, name, path, workspace.pieces(path))

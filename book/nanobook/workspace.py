@@ -1,0 +1,333 @@
+"""The learner's workspace: the packages as far as the learner has come, and what is kept of theirs.
+
+`workspace/nanoserve` and `workspace/kernels/nanokernels` are a view that `%chapter` puts together:
+the modules of earlier notebooks, and what the learner has built in this one. What the learner
+writes is kept beside it, under `.nanobook/`, and never thrown away. This module must not import
+what it copies.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanobook.chapters import PACKAGE_FOLDERS, module_name, package_files
+from nanobook.rebuild import Course, CourseError, chapter_number, find_root
+from nanobook.source import CutError, Piece, join, split, symbols_of
+
+LENT_FROM = 4
+"""From this chapter on, the server and the command line are lent."""
+
+LENT = (
+    "nanoserve/server/",
+    "nanoserve/cli/",
+    "nanoserve/bench/__init__.py",
+    "nanoserve/bench/cli.py",
+)
+
+
+@dataclass
+class Banner:
+    """What a workspace was put together from: paths by where they came from."""
+
+    stem: str
+    own: list[str] = field(default_factory=list)
+    reference: list[str] = field(default_factory=list)
+    lent: list[str] = field(default_factory=list)
+    here: list[str] = field(default_factory=list)
+    saved: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.stem}: the workspace is ready"]
+        for label, paths in (
+            ("your own", self.own),
+            ("reference", self.reference),
+            ("lent", self.lent),
+            ("built here before", self.here),
+            ("kept a copy of your edits of", self.saved),
+        ):
+            if paths:
+                lines.append(f"  {label}: {summary(paths)}")
+        return "\n".join(lines)
+
+
+def summary(paths: Iterable[str]) -> str:
+    """Module names, or a count by folder where there are many."""
+    modules = [path for path in paths if not path.endswith("__init__.py")]
+    names = [module_name(path) or path for path in modules]
+    names = [name.removeprefix("nanoserve.") for name in names]
+    if len(names) <= 4:
+        return ", ".join(names) or "package folders"
+    return f"{len(names)} modules ({', '.join(names[:3])}, …)"
+
+
+def digest(text: str) -> str:
+    """A short name for a file's content."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+
+
+class Workspace:
+    """A workspace folder, and the course that it belongs to.
+
+    Args:
+        root: the course's root; found from the current folder if not given.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or find_root()
+        named = os.environ.get("NANOBOOK_WORKSPACE")
+        self.folder = (Path(named) if named else self.root / "workspace").resolve()
+        self.keep = self.folder / ".nanobook"
+        self.course = Course.read(self.root)
+        self._files = package_files(self.root)
+
+    # What is remembered.
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Bookkeeping: the notebook that is open, what was written where, what was passed."""
+        empty: dict[str, Any] = {"stem": None, "written": {}, "exercises": {}, "chapters": {}}
+        try:
+            loaded = json.loads((self.keep / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return empty
+        return {**empty, **loaded}
+
+    def remember(self, **changes: Any) -> None:
+        """Change entries of the bookkeeping."""
+        self.keep.mkdir(parents=True, exist_ok=True)
+        state = {**self.state, **changes}
+        text = json.dumps(state, indent=1, sort_keys=True)
+        replace_file(self.keep / "state.json", text)
+
+    def reference(self, path: str) -> str:
+        """The text of a file as the course has it: the package's, else as the cells make it.
+
+        Raises:
+            CourseError: neither has it.
+        """
+        if path in self._files:
+            return self._files[path]
+        if path in self.course.files:
+            return self.course.files[path]
+        raise CourseError(f"{path} is in no package and in no notebook")
+
+    def own(self, path: str) -> str | None:
+        """The learner's version of a file, if there is one."""
+        return read_text(self.keep / "own" / path)
+
+    def text(self, path: str) -> str | None:
+        """The file as it stands in the workspace."""
+        return read_text(self.folder / path)
+
+    # What is written.
+
+    def write(self, path: str, text: str) -> None:
+        """Put a file into the view, whole or not at all."""
+        replace_file(self.folder / path, text)
+        cache = self.folder / path
+        for stale in (cache.parent / "__pycache__").glob(f"{cache.stem}.*.pyc"):
+            # Same size and same second: Python would take the old bytecode for the new file's.
+            stale.unlink(missing_ok=True)
+        self.remember(written={**self.state["written"], path: digest(text)})
+
+    def write_own(self, path: str, text: str) -> None:
+        """Put a file of the learner's into the view, and keep it."""
+        replace_file(self.keep / "own" / path, text)
+        self.write(path, text)
+
+    def remove(self, path: str) -> None:
+        """Take a file out of the view."""
+        (self.folder / path).unlink(missing_ok=True)
+        written = dict(self.state["written"])
+        written.pop(path, None)
+        self.remember(written=written)
+
+    def back_up(self, paths: Iterable[str]) -> str:
+        """Copy files of the view and the learner's versions away; the backup's name."""
+        taken = [int(p.name) for p in (self.keep / "backups").glob("[0-9]*") if p.name.isdigit()]
+        name = f"{max(taken, default=0) + 1:03}"
+        for path in paths:
+            for kind, source in (("view", self.folder), ("own", self.keep / "own")):
+                if (source / path).is_file():
+                    target = self.keep / "backups" / name / kind / path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(source / path, target)
+        return name
+
+    def view(self) -> list[str]:
+        """Every file of the packages in the workspace."""
+        return sorted(package_files(self.folder))
+
+    # Pieces.
+
+    def pieces(self, path: str) -> list[Piece]:
+        """A file's cells as they were last built, or as they can be cut out of the file."""
+        text = self.text(path)
+        if text is None:
+            return []
+        stored = read_text(self.keep / "pieces" / f"{path}.json")
+        if stored is not None:
+            pairs = [(symbol, piece) for symbol, piece in json.loads(stored)]
+            if join(pairs) == text:
+                return pairs
+        try:
+            known = set(symbols_of(text))
+            wanted = self.course.symbols.get(path, ["header"])
+            symbols = [symbol for symbol in wanted if symbol == "header" or symbol in known]
+            return list(zip(symbols, split(text, symbols), strict=True))
+        except (CutError, SyntaxError):
+            return [("header", text.rstrip("\n"))]
+
+    def remember_pieces(self, path: str, pieces: list[Piece]) -> None:
+        """Keep a file's cells."""
+        replace_file(self.keep / "pieces" / f"{path}.json", json.dumps(pieces, indent=1))
+
+    # The view.
+
+    def absorb(self) -> list[str]:
+        """Keep what was edited by hand in the view since it was last written; those paths."""
+        written = self.state["written"]
+        edited = []
+        for path, text in package_files(self.folder).items():
+            if written.get(path) != digest(text):
+                edited.append(path)
+                if self.own(path) not in (None, text):
+                    self.back_up([path])
+                replace_file(self.keep / "own" / path, text)
+        return edited
+
+    def stem_of(self, name: str) -> str:
+        """The notebook that `%chapter NAME` means: `1`, `01`, `01_2` or the whole stem.
+
+        Raises:
+            CourseError: there is none.
+        """
+        name = name.removesuffix(".ipynb")
+        wanted = f"{int(name):02}" if name.isdigit() else name
+        for stem in self.course.stems:
+            if stem == wanted or stem.startswith(f"{wanted}_"):
+                return stem
+        known = ", ".join(self.course.stems)
+        raise CourseError(f"there is no chapter {name!r}; the notebooks are {known}")
+
+    def prepare(self, stem: str, reference: bool = False, reset: bool = False) -> Banner:
+        """Put the view together for a notebook.
+
+        Args:
+            stem: the notebook.
+            reference: take the reference for earlier modules even where the learner has their own.
+            reset: start this notebook's files anew; what was there goes to a backup.
+        """
+        banner = Banner(stem)
+        banner.saved = self.absorb()
+        here = set(self.course.of(stem))
+        if reset:
+            self.back_up(sorted(here))
+            for path in here:
+                self.remove(path)
+                (self.keep / "own" / path).unlink(missing_ok=True)
+                (self.keep / "pieces" / f"{path}.json").unlink(missing_ok=True)
+        earlier = sorted(
+            self.course.before(stem), key=lambda path: not path.endswith("__init__.py")
+        )
+        wanted: dict[str, str] = {}
+        for path in earlier:
+            wanted[path], own = self._choose(path, reference)
+            (banner.own if own else banner.reference).append(path)
+        if chapter_number(stem) >= LENT_FROM:
+            for path in self.course.order:
+                if path.startswith(LENT) and path not in wanted and path not in here:
+                    wanted[path] = self.reference(path)
+                    banner.lent.append(path)
+        for path in here:
+            if (mine := self.own(path)) is not None:
+                wanted[path] = mine
+                banner.here.append(path)
+        self._show(wanted)
+        self.remember(stem=stem)
+        return banner
+
+    def fill(self) -> list[str]:
+        """Lend every file of the course that the view lacks; their paths. Nothing is replaced."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lent = []
+        for path in self._files or self.course.files:
+            if self.text(path) is None:
+                mine = self.own(path)
+                self.write(path, mine if mine is not None else self.reference(path))
+                lent.append(path)
+        return lent
+
+    def chosen(self, path: str) -> str:
+        """A file as later chapters see it: the learner's where it is fit, else the reference."""
+        return self._choose(path, reference=False)[0]
+
+    def _choose(self, path: str, reference: bool) -> tuple[str, bool]:
+        """A file's text, and whether it is the learner's own."""
+        ours, mine = self.reference(path), self.own(path)
+        if mine is None or reference:
+            return ours, False
+        passed = self.state["chapters"].get(str(chapter_number(self.course.homes[path])), {})
+        if mine == ours or passed.get(path) == digest(mine):
+            return mine, True
+        return ours, False
+
+    def _show(self, wanted: dict[str, str]) -> None:
+        """Make the view hold these files and no others."""
+        for path in self.view():
+            if path not in wanted:
+                self.remove(path)
+        for path, text in wanted.items():
+            if self.text(path) != text:
+                self.write(path, text)
+        for folder in PACKAGE_FOLDERS.values():
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+            for inner in sorted((self.folder / folder).rglob("*"), reverse=True):
+                if inner.is_dir() and not [p for p in inner.iterdir() if p.name != "__pycache__"]:
+                    shutil.rmtree(inner)
+
+    def paths(self) -> list[str]:
+        """What to put on Python's path, so that the workspace's packages are found first."""
+        return [str(self.folder / parent) for parent in parents()]
+
+    def activate(self) -> None:
+        """Make this process, and those it starts, import the packages from the workspace."""
+        ours = self.paths()
+        sys.path[:] = [*ours, *(entry for entry in sys.path if entry not in ours)]
+        before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        rest = [entry for entry in before if entry and entry not in ours]
+        os.environ["PYTHONPATH"] = os.pathsep.join([*ours, *rest])
+        forget_packages()
+
+
+def parents() -> list[str]:
+    """The folders, from the root, in which the packages lie."""
+    return [str(Path(folder).parent) for folder in PACKAGE_FOLDERS.values()]
+
+
+def forget_packages() -> None:
+    """Drop both packages from this process, so that they are imported anew."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in PACKAGE_FOLDERS:
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def read_text(path: Path) -> str | None:
+    """A file's text, bytes as they are; None if there is no such file."""
+    return path.read_bytes().decode("utf-8") if path.is_file() else None
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(text.encode("utf-8"))
+    os.replace(temporary, path)
