@@ -22,6 +22,12 @@ ifneq ($(filter-out $(CURDIR),$(shell cat $(VENV)/.place 2>/dev/null)),)
 .PHONY: $(READY_SERVE) $(READY_ALL)
 endif
 
+# Each chapter notebook in a kernel and an empty workspace of its own. pytest loads a plugin named by
+# -p before it reads where our test helpers lie.
+RUN_NOTEBOOKS := OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python -m pytest -q \
+	-n $(WORKERS) --dist loadfile -p nanofixtures.notebooks --nbval-lax --nbval-current-env \
+	--nbval-cell-timeout 120 chapters/*.ipynb
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint course book bench clean
 
@@ -34,8 +40,9 @@ serve: $(READY) ## serve the embedded model on port 8000
 test: lint ## lint, then run every test
 	@echo "running the tests (those without the slow ones: make test ARGS=\"-m 'not slow'\")"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(if $(ARGS),:,echo "running the notebooks"; $(RUN_NOTEBOOKS))
 
-lint: $(READY_ALL) ## style, types, and the order of imports between chapters
+lint: $(READY_ALL) ## style, types, the order of imports between chapters, notebooks in step
 	@echo "checking style"
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
@@ -43,12 +50,14 @@ lint: $(READY_ALL) ## style, types, and the order of imports between chapters
 	@$(BIN)/mypy --no-error-summary
 	@echo "checking that chapter order is import order"
 	@$(BIN)/python -m nanobook.layers
+	@echo "checking that the notebooks carry the packages"
+	@$(BIN)/python -m nanobook check
 
 course: $(READY_ALL) ## open the course in JupyterLab
-	@exec $(BIN)/jupyter lab $(ARGS) chapters
+	@exec $(BIN)/python -m nanobook.lab $(ARGS)
 
-book: ## build the course as an HTML book
-	@echo "Nothing to be done for 'book': it is made from the chapters, and none is written yet."
+book: $(READY_ALL) ## build the course as an HTML book, in build/book
+	@$(BIN)/python -m nanobook.site $(ARGS)
 
 bench: $(READY) ## time the engine beside transformers' generate
 	@exec $(BIN)/nanoserve bench latency $(ARGS)
@@ -62,7 +71,7 @@ $(READY_SERVE): pyproject.toml
 	@touch $@
 
 $(READY_ALL): pyproject.toml
-	@sh -c "$$INSTALL" install server,embedded,course,test
+	@sh -c "$$INSTALL" install server,embedded,course,book,test
 	@touch $@ $(READY_SERVE)
 
 # Make .venv if there is none (or if it was left half-made, or made elsewhere), and install this

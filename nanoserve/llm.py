@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from nanoserve.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from nanoserve.config.args import EngineArgs
 from nanoserve.engine.core import EngineCore
 from nanoserve.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
@@ -119,6 +120,31 @@ class LLM:
             )
             prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of every prompt; see `nanoserve.beam_search`."""
+        return beam_search(self, _prompt_list(prompts), params)
+
+    def prompt_token_ids(self, prompt: Prompt) -> list[int]:
+        """A prompt's token ids.
+
+        Raises:
+            InvalidRequestError: it cannot be served.
+        """
+        checked = self._input_processor.process(prompt, SamplingParams(max_tokens=1))
+        return list(checked.prompt_token_ids)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """The ids that end a sequence."""
+        return self._input_processor.eos_token_ids
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and continuation together."""
+        return self.config.model.max_model_len
 
     def close(self) -> None:
         """Free the model and the cache. May be called more than once."""

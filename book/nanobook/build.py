@@ -11,17 +11,20 @@ import ast
 import importlib
 import linecache
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 from nanobook.chapters import PACKAGE_FOLDERS
-from nanobook.source import HEADER, Piece, bound_names, join, locate
-from nanobook.workspace import Workspace
+from nanobook.imports import dotted, is_ours
+from nanobook.names import rebind
+from nanobook.source import HEADER, Piece, bound_names, join, locate, symbols_of
+from nanobook.workspace import Workspace, digest, replace_file
 
-_PLAIN = (int, float, complex, str, bytes, bool, tuple, frozenset, type(None))
+
+class BuildError(ValueError):
+    """A cell cannot be built as asked; the message is one line that says why."""
 
 
 class ElsewhereError(RuntimeError):
@@ -54,26 +57,25 @@ class Built:
         return text
 
 
-def dotted(path: str) -> str:
-    """The name under which a file is imported."""
-    name = path.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
-    return name.removesuffix(".__init__")
-
-
 def build(
     workspace: Workspace, path: str, symbol: str, body: str, namespace: dict[str, Any]
 ) -> Built:
     """Build one piece, bind its names in `namespace`, and rebind those that came from before.
 
     Raises:
-        ValueError: the path or the symbol cannot be built.
+        BuildError: the path or the symbol cannot be built.
         SyntaxError: with the cell's name and line.
         Exception: whatever the module raised when it was imported.
     """
+    body = body.rstrip("\n")
+    if workspace.absorb([path]):
+        workspace.back_up([path])  # edited by hand: this cell is about to replace a part of it
     before = workspace.text(path)
-    pieces = _with_piece(workspace, path, symbol, body.strip("\n"))
+    pieces = _with_piece(workspace, path, symbol, body)
     text = join(pieces)
     _compile(path, symbol, pieces, text)
+    if symbol != HEADER and symbol not in symbols_of(text):
+        raise BuildError(f"the cell builds {symbol}, but does not define it")
     built = Built(path, symbol, body.strip("\n").count("\n") + 1)
     if text == before:
         workspace.write_own(path, text)
@@ -92,21 +94,25 @@ def build(
 
 
 def provide(workspace: Workspace, path: str, namespace: dict[str, Any]) -> bool:
-    """Put a provided file into the workspace; False if it was there already, and is kept."""
+    """Put a provided file into the workspace; False if the learner's own is there, and is kept.
+
+    Raises:
+        CourseError: the course has no such file.
+    """
     text = workspace.reference(path)
-    mine = workspace.own(path)
-    if mine is not None and mine != text and workspace.text(path) == mine:
+    workspace.absorb([path])
+    now, mine = workspace.text(path), workspace.own(path)
+    given = workspace.state["provided"]
+    if mine is not None and now == mine and mine != text and given.get(path) != digest(mine):
         return False
-    if workspace.text(path) == text:
+    if now == text or not path.endswith(".py"):
         workspace.write_own(path, text)
-        return True
-    if not path.endswith(".py"):
-        workspace.write_own(path, text)
-        return True
-    with _Swap(workspace, path, [(HEADER, text)], text) as swap:
-        workspace.write_own(path, text)
-        swap.reload(only_if_loaded=True)
-    rebind(namespace, swap.old)
+    else:
+        with _Swap(workspace, path, [(HEADER, text)], text) as swap:
+            workspace.write_own(path, text)
+            swap.reload(only_if_loaded=True)
+        rebind(namespace, swap.old)
+    workspace.remember(provided={**workspace.state["provided"], path: digest(text)})
     return True
 
 
@@ -114,21 +120,31 @@ def _with_piece(workspace: Workspace, path: str, symbol: str, body: str) -> list
     """The file's pieces with this one put in its place."""
     if not path.startswith(tuple(f"{folder}/" for folder in PACKAGE_FOLDERS.values())):
         folders = " or ".join(f"{folder}/" for folder in PACKAGE_FOLDERS.values())
-        raise ValueError(f"{path!r}: only files in {folders} are built")
+        raise BuildError(f"{path!r}: only files in {folders} are built")
     if not path.endswith(".py") or ".." in Path(path).parts:
-        raise ValueError(f"{path!r} is no module's file")
-    pieces = dict(workspace.pieces(path))
-    if HEADER not in pieces and symbol != HEADER:
-        raise ValueError(f"{path}::{symbol}: run the cell {path}::{HEADER} first")
-    pieces[symbol] = body
-    order = {name: index for index, name in enumerate(workspace.course.symbols.get(path, []))}
-    # A symbol that the course does not know keeps its place after what it was built after.
-    place, last = {}, -1.0
-    for name in pieces:
-        last = float(order[name]) if name in order else last + 0.001
-        place[name] = last
-    place[HEADER] = -2.0
-    return sorted(pieces.items(), key=lambda item: place[item[0]])
+        raise BuildError(f"{path!r} is no module's file")
+    pieces = [] if path in workspace.state["lent"] else workspace.pieces(path)
+    names = [name for name, _ in pieces]
+    if HEADER not in names and symbol != HEADER:
+        raise BuildError(f"{path}::{symbol}: run the cell {path}::{HEADER} first")
+    if symbol in names:
+        return [(name, body if name == symbol else text) for name, text in pieces]
+    pieces.insert(_place(names, symbol, workspace.course.symbols.get(path, [])), (symbol, body))
+    return pieces
+
+
+def _place(names: list[str], symbol: str, order: list[str]) -> int:
+    """Where a new piece goes: in the course's order; what the course does not know goes to its
+    class, or to the end.
+    """
+    if symbol == HEADER:
+        return 0
+    if symbol in order:
+        later = set(order[order.index(symbol) :])
+        return next((i for i, name in enumerate(names) if name in later), len(names))
+    owner = symbol.partition(".")[0]
+    family = [i for i, name in enumerate(names) if name.partition(".")[0] == owner]
+    return family[-1] + 1 if family and "." in symbol else len(names)
 
 
 def _import(workspace: Workspace, path: str) -> ModuleType:
@@ -140,10 +156,9 @@ def _import(workspace: Workspace, path: str) -> ModuleType:
     module = importlib.import_module(dotted(path))
     found = Path(str(module.__file__)).resolve()
     if found != workspace.folder / path:
-        package = dotted(path).partition(".")[0]
         raise ElsewhereError(
-            f"{dotted(path)} was imported from {found}, not from the workspace: run the cell that "
-            f"builds or provides {package}/__init__.py, and the cell with %chapter, first"
+            f"{dotted(path)} was imported from {found}, not from the workspace: something has "
+            "changed Python's path; run the cell with %chapter again"
         )
     return module
 
@@ -198,10 +213,19 @@ class _Swap:
             names.append(self.name)
         for name in names:
             importlib.import_module(name)
+            self._adopt(name)
         if self.name in names:
             _import(self.workspace, self.path)
         self.others = [name for name in names if name != self.name]
         return sys.modules.get(self.name) or ModuleType(self.name)
+
+    def _adopt(self, name: str) -> None:
+        """Give a package that was imported anew the modules in it that were not."""
+        if hasattr(sys.modules[name], "__path__"):
+            for other, module in list(sys.modules.items()):
+                parent, _, last = other.rpartition(".")
+                if parent == name and not hasattr(sys.modules[name], last):
+                    setattr(sys.modules[name], last, module)
 
     def __exit__(
         self,
@@ -212,11 +236,12 @@ class _Swap:
         if error is None:
             return
         point_into_cell(error, self.file, self.path, self.pieces)
-        # The traceback is shown after the file is back: let it show the lines that failed.
+        # The traceback is shown after the file is back: let it show the lines that failed, until
+        # `forget_lines`.
         lines = self.text.splitlines(keepends=True)
         linecache.cache[self.file] = (len(self.text), None, lines, self.file)
         for name in set(sys.modules) - self.loaded_before:
-            if name.partition(".")[0] in PACKAGE_FOLDERS:
+            if is_ours(name):
                 del sys.modules[name]
         sys.modules.update(self.old)
         for name, (parent, value) in self.parents.items():
@@ -225,6 +250,9 @@ class _Swap:
                 setattr(parent, last, value)
             elif hasattr(parent, "__dict__"):
                 parent.__dict__.pop(last, None)
+        self._put_back()
+
+    def _put_back(self) -> None:
         own = self.workspace.keep / "own" / self.path
         if self.before is None:
             self.workspace.remove(self.path)
@@ -233,7 +261,7 @@ class _Swap:
         if self.own_before is None:
             own.unlink(missing_ok=True)
         else:
-            own.write_bytes(self.own_before.encode("utf-8"))
+            replace_file(own, self.own_before)
         importlib.invalidate_caches()
 
 
@@ -242,7 +270,7 @@ def _users(workspace: Workspace, name: str) -> list[str]:
     loaded = {
         other: Path(str(module.__file__))
         for other, module in list(sys.modules.items())
-        if other.partition(".")[0] in PACKAGE_FOLDERS and getattr(module, "__file__", None)
+        if is_ours(other) and getattr(module, "__file__", None)
     }
     imports = {other: imported(file, other) for other, file in loaded.items() if file.is_file()}
     found, queue = [name], [name]
@@ -276,65 +304,6 @@ def imported(file: Path, name: str) -> set[str]:
     return found
 
 
-def rebind(namespace: dict[str, Any], old: dict[str, ModuleType]) -> list[str]:
-    """Point the notebook's names at the new modules' objects; what has gone stale, in words."""
-    origin: dict[int, tuple[str, str]] = {}
-    classes: dict[int, type] = {}
-    for name, module in old.items():
-        for attribute, value in vars(module).items():
-            if attribute.startswith("__"):
-                continue
-            home = getattr(value, "__module__", None)
-            if id(value) not in origin or home == name:
-                origin[id(value)] = (name, attribute)
-            if isinstance(value, type) and home == name:
-                classes[id(value)] = value
-    modules = {id(module): name for name, module in old.items()}
-    stale = []
-    for name, value in list(namespace.items()):
-        if name.startswith("_"):
-            continue
-        if id(value) in modules:
-            namespace[name] = sys.modules[modules[id(value)]]
-        elif _came_from(name, value, origin):
-            module_name, attribute = origin[id(value)]
-            new = sys.modules.get(module_name)
-            if new is not None and hasattr(new, attribute):
-                namespace[name] = getattr(new, attribute)
-            else:
-                stale.append(f"{name} (gone from {module_name})")
-        elif (old_class := _made_by(value, classes)) is not None:
-            stale.append(f"{name} ({old_class.__name__})")
-    return stale
-
-
-def _came_from(name: str, value: Any, origin: dict[int, tuple[str, str]]) -> bool:
-    """Whether a notebook's name was taken from a module. Numbers and texts are shared by all who
-    hold an equal one, so for them the name must be the same too.
-    """
-    return id(value) in origin and (not isinstance(value, _PLAIN) or origin[id(value)][1] == name)
-
-
-def _made_by(value: Any, classes: dict[int, type], depth: int = 2) -> type | None:
-    """A replaced class of which `value`, or something it directly holds, is an instance."""
-    for base in type(value).__mro__:
-        if id(base) in classes:
-            return classes[id(base)]
-    if depth == 0 or isinstance(value, (*_PLAIN[:6], type, ModuleType)):
-        return None
-    inner: Iterable[Any] = ()
-    if isinstance(value, dict):
-        inner = list(value.values())[:100]
-    elif isinstance(value, (list, tuple, set)):
-        inner = list(value)[:100]
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        inner = list(vars(value).values())[:100]
-    for item in inner:
-        if (found := _made_by(item, classes, depth - 1)) is not None:
-            return found
-    return None
-
-
 def point_into_cell(error: BaseException, file: str, path: str, pieces: list[Piece]) -> None:
     """Add a note that says in which cell and line the innermost frame of `file` stands."""
     place = None
@@ -347,6 +316,13 @@ def point_into_cell(error: BaseException, file: str, path: str, pieces: list[Pie
         note = f"in the cell %%build {path}::{place.symbol}, line {place.line}"
         if note not in getattr(error, "__notes__", []):
             error.add_note(note)
+
+
+def forget_lines() -> None:
+    """Forget the lines of failed cells, which were kept for their tracebacks."""
+    for name, entry in list(linecache.cache.items()):
+        if len(entry) == 4 and entry[1] is None and Path(name).is_file():
+            linecache.cache.pop(name, None)
 
 
 def annotate(workspace: Workspace, error: BaseException) -> None:

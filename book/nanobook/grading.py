@@ -18,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nanobook.imports import python_path
 from nanobook.rebuild import chapter_number, write_files
-from nanobook.workspace import Workspace, digest, parents
+from nanobook.workspace import Workspace, digest
 
 
 class Wrong(AssertionError):
@@ -218,10 +219,8 @@ def check_chapter(workspace: Workspace, number: int) -> None:
 
 def environment(folder: str | Path) -> dict[str, str]:
     """This process's environment, with the packages below `folder` before all others."""
-    ours = [str(Path(folder) / parent) for parent in parents()]
     tools = str(Path(__file__).resolve().parents[1])
-    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*ours, *rest, tools])}
+    return {**os.environ, "PYTHONPATH": python_path(folder, [tools])}
 
 
 def hint(root: Path, exercise: str, shown: int) -> str:

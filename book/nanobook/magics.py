@@ -111,6 +111,7 @@ def load(shell: Any) -> None:
         return lines
 
     shell.set_custom_exc((Exception,), show)
+    shell.events.register("post_run_cell", lambda result: building.forget_lines())
 
 
 def _lines(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: Any) -> list[str]:

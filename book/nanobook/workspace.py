@@ -7,16 +7,17 @@ what it copies.
 """
 
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
+import re
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanobook import imports
 from nanobook.chapters import PACKAGE_FOLDERS, module_name, package_files
 from nanobook.rebuild import Course, CourseError, chapter_number, find_root
 from nanobook.source import CutError, Piece, join, split, symbols_of
@@ -34,31 +35,49 @@ LENT = (
 
 @dataclass
 class Banner:
-    """What a workspace was put together from: paths by where they came from."""
+    """What a workspace was put together from: paths by where they came from.
+
+    Attributes:
+        own: the learner's, from earlier notebooks.
+        reference: the course's.
+        aside: those of them of which the learner has a version that no check has passed.
+        lent: the course's, of later notebooks.
+        here: what this notebook has built before.
+        extra: the learner's files that the course does not know.
+        saved: edited by hand since the workspace was last written.
+        backup: the name of the backup of what a reset has cleared.
+    """
 
     stem: str
     own: list[str] = field(default_factory=list)
     reference: list[str] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
     lent: list[str] = field(default_factory=list)
     here: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
     saved: list[str] = field(default_factory=list)
+    backup: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.stem}: the workspace is ready"]
         for label, paths in (
             ("your own", self.own),
             ("reference", self.reference),
+            ("yours waits for its chapter's %check", self.aside),
             ("lent", self.lent),
             ("built here before", self.here),
-            ("kept a copy of your edits of", self.saved),
+            ("yours beside the course's", self.extra),
+            ("kept your edits of", self.saved),
         ):
             if paths:
                 lines.append(f"  {label}: {summary(paths)}")
+        if self.backup:
+            lines.append(f"  what was built here before: .nanobook/backups/{self.backup}")
         return "\n".join(lines)
 
 
 def summary(paths: Iterable[str]) -> str:
-    """Module names, or a count by folder where there are many."""
+    """Module names, or a count where there are many."""
     modules = [path for path in paths if not path.endswith("__init__.py")]
     names = [module_name(path) or path for path in modules]
     names = [name.removeprefix("nanoserve.") for name in names]
@@ -92,7 +111,8 @@ class Workspace:
     @property
     def state(self) -> dict[str, Any]:
         """Bookkeeping: the notebook that is open, what was written where, what was passed."""
-        empty: dict[str, Any] = {"stem": None, "written": {}, "exercises": {}, "chapters": {}}
+        empty: dict[str, Any] = {name: {} for name in ("written", "exercises", "chapters")}
+        empty.update(stem=None, lent=[], provided={})
         try:
             loaded = json.loads((self.keep / "state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -130,17 +150,23 @@ class Workspace:
 
     def write(self, path: str, text: str) -> None:
         """Put a file into the view, whole or not at all."""
-        replace_file(self.folder / path, text)
-        cache = self.folder / path
-        for stale in (cache.parent / "__pycache__").glob(f"{cache.stem}.*.pyc"):
-            # Same size and same second: Python would take the old bytecode for the new file's.
-            stale.unlink(missing_ok=True)
+        self._put(path, text)
         self.remember(written={**self.state["written"], path: digest(text)})
+
+    def _put(self, path: str, text: str) -> None:
+        file = self.folder / path
+        replace_file(file, text)
+        if path.endswith(".py"):
+            # Same size and same second: Python would take the old bytecode for the new file's.
+            cache = Path(importlib.util.cache_from_source(str(file))).parent
+            for stale in cache.glob(f"{file.stem}.*.pyc"):
+                stale.unlink(missing_ok=True)
 
     def write_own(self, path: str, text: str) -> None:
         """Put a file of the learner's into the view, and keep it."""
         replace_file(self.keep / "own" / path, text)
         self.write(path, text)
+        self.remember(lent=[other for other in self.state["lent"] if other != path])
 
     def remove(self, path: str) -> None:
         """Take a file out of the view."""
@@ -150,20 +176,30 @@ class Workspace:
         self.remember(written=written)
 
     def back_up(self, paths: Iterable[str]) -> str:
-        """Copy files of the view and the learner's versions away; the backup's name."""
+        """Copy files of the view and the learner's versions away; the backup's name, if any."""
         taken = [int(p.name) for p in (self.keep / "backups").glob("[0-9]*") if p.name.isdigit()]
-        name = f"{max(taken, default=0) + 1:03}"
+        name, copied = f"{max(taken, default=0) + 1:03}", False
         for path in paths:
             for kind, source in (("view", self.folder), ("own", self.keep / "own")):
                 if (source / path).is_file():
                     target = self.keep / "backups" / name / kind / path
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source / path, target)
-        return name
+                    copied = True
+        return name if copied else ""
 
     def view(self) -> list[str]:
-        """Every file of the packages in the workspace."""
-        return sorted(package_files(self.folder))
+        """Every file of the packages in the workspace, without caches and an editor's leavings."""
+        files = [
+            file.relative_to(self.folder)
+            for folder in PACKAGE_FOLDERS.values()
+            for file in (self.folder / folder).rglob("*")
+            if file.is_file()
+        ]
+        hidden = (".", "__pycache__")
+        return sorted(
+            file.as_posix() for file in files if not any(p.startswith(hidden) for p in file.parts)
+        )
 
     # Pieces.
 
@@ -191,17 +227,25 @@ class Workspace:
 
     # The view.
 
-    def absorb(self) -> list[str]:
-        """Keep what was edited by hand in the view since it was last written; those paths."""
+    def absorb(self, paths: Iterable[str] | None = None) -> list[str]:
+        """Keep what was edited by hand in the view since it was last written; those paths.
+
+        Args:
+            paths: look at these only.
+        """
         written = self.state["written"]
-        edited = []
-        for path, text in package_files(self.folder).items():
-            if written.get(path) != digest(text):
-                edited.append(path)
-                if self.own(path) not in (None, text):
-                    self.back_up([path])
-                replace_file(self.keep / "own" / path, text)
-        return edited
+        edited = {}
+        for path in self.view() if paths is None else paths:
+            text = self.text(path)
+            if text is None or written.get(path) == digest(text):
+                continue
+            edited[path] = digest(text)
+            if self.own(path) not in (None, text):
+                self.back_up([path])
+            replace_file(self.keep / "own" / path, text)
+        if edited:
+            self.remember(written={**written, **edited})
+        return list(edited)
 
     def stem_of(self, name: str) -> str:
         """The notebook that `%chapter NAME` means: `1`, `01`, `01_2` or the whole stem.
@@ -209,8 +253,7 @@ class Workspace:
         Raises:
             CourseError: there is none.
         """
-        name = name.removesuffix(".ipynb")
-        wanted = f"{int(name):02}" if name.isdigit() else name
+        wanted = re.sub(r"^\d+", lambda found: f"{int(found[0]):02}", name.removesuffix(".ipynb"))
         for stem in self.course.stems:
             if stem == wanted or stem.startswith(f"{wanted}_"):
                 return stem
@@ -227,20 +270,19 @@ class Workspace:
         """
         banner = Banner(stem)
         banner.saved = self.absorb()
-        here = set(self.course.of(stem))
+        here = self.course.of(stem)
         if reset:
-            self.back_up(sorted(here))
+            banner.backup = self.back_up(here)
             for path in here:
                 self.remove(path)
                 (self.keep / "own" / path).unlink(missing_ok=True)
                 (self.keep / "pieces" / f"{path}.json").unlink(missing_ok=True)
-        earlier = sorted(
-            self.course.before(stem), key=lambda path: not path.endswith("__init__.py")
-        )
         wanted: dict[str, str] = {}
-        for path in earlier:
+        for path in sorted(self.course.before(stem), key=lambda p: not p.endswith("__init__.py")):
             wanted[path], own = self._choose(path, reference)
             (banner.own if own else banner.reference).append(path)
+            if not own and self.own(path) not in (None, wanted[path]):
+                banner.aside.append(path)
         if chapter_number(stem) >= LENT_FROM:
             for path in self.course.order:
                 if path.startswith(LENT) and path not in wanted and path not in here:
@@ -250,9 +292,17 @@ class Workspace:
             if (mine := self.own(path)) is not None:
                 wanted[path] = mine
                 banner.here.append(path)
+        for path in self.extras():
+            wanted[path] = self.own(path) or ""
+            banner.extra.append(path)
         self._show(wanted)
-        self.remember(stem=stem)
+        self.remember(stem=stem, lent=banner.lent)
         return banner
+
+    def extras(self) -> list[str]:
+        """The learner's files in the view that the course does not know."""
+        known = self.course.homes.keys() | self._files.keys()
+        return [p for p in self.view() if p not in known and self.own(p) is not None]
 
     def fill(self) -> list[str]:
         """Lend every file of the course that the view lacks; their paths. Nothing is replaced."""
@@ -260,9 +310,9 @@ class Workspace:
         lent = []
         for path in self._files or self.course.files:
             if self.text(path) is None:
-                mine = self.own(path)
-                self.write(path, mine if mine is not None else self.reference(path))
+                self.write(path, self.chosen(path))
                 lent.append(path)
+        self.remember(lent=sorted({*self.state["lent"], *lent}))
         return lent
 
     def chosen(self, path: str) -> str:
@@ -272,7 +322,7 @@ class Workspace:
     def _choose(self, path: str, reference: bool) -> tuple[str, bool]:
         """A file's text, and whether it is the learner's own."""
         ours, mine = self.reference(path), self.own(path)
-        if mine is None or reference:
+        if mine is None or reference or path not in self.course.homes:
             return ours, False
         passed = self.state["chapters"].get(str(chapter_number(self.course.homes[path])), {})
         if mine == ours or passed.get(path) == digest(mine):
@@ -281,53 +331,34 @@ class Workspace:
 
     def _show(self, wanted: dict[str, str]) -> None:
         """Make the view hold these files and no others."""
+        written = {}
         for path in self.view():
             if path not in wanted:
-                self.remove(path)
+                (self.folder / path).unlink(missing_ok=True)
         for path, text in wanted.items():
             if self.text(path) != text:
-                self.write(path, text)
+                self._put(path, text)
+            written[path] = digest(text)
+        self.remember(written=written)
         for folder in PACKAGE_FOLDERS.values():
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
             for inner in sorted((self.folder / folder).rglob("*"), reverse=True):
                 if inner.is_dir() and not [p for p in inner.iterdir() if p.name != "__pycache__"]:
                     shutil.rmtree(inner)
 
-    def paths(self) -> list[str]:
-        """What to put on Python's path, so that the workspace's packages are found first."""
-        return [str(self.folder / parent) for parent in parents()]
-
     def activate(self) -> None:
         """Make this process, and those it starts, import the packages from the workspace."""
-        ours = self.paths()
-        sys.path[:] = [*ours, *(entry for entry in sys.path if entry not in ours)]
-        before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        rest = [entry for entry in before if entry and entry not in ours]
-        os.environ["PYTHONPATH"] = os.pathsep.join([*ours, *rest])
-        forget_packages()
-
-
-def parents() -> list[str]:
-    """The folders, from the root, in which the packages lie."""
-    return [str(Path(folder).parent) for folder in PACKAGE_FOLDERS.values()]
-
-
-def forget_packages() -> None:
-    """Drop both packages from this process, so that they are imported anew."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in PACKAGE_FOLDERS:
-            del sys.modules[name]
-    importlib.invalidate_caches()
+        imports.activate(self.folder, self.course.homes)
 
 
 def read_text(path: Path) -> str | None:
     """A file's text, bytes as they are; None if there is no such file."""
-    return path.read_bytes().decode("utf-8") if path.is_file() else None
+    return path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else None
 
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(text.encode("utf-8"))
+    temporary.write_bytes(text.encode("utf-8", "surrogateescape"))
     os.replace(temporary, path)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-# Splits are whole tiles, and no smaller than this: below it, combining costs more than it saves.
+# No split is smaller: below it, merging costs more than it saves.
 MIN_SPLIT = 128
-SPLIT_STEP = 128
-# Programs wanted for each multiprocessor.
-WAVES = 3.0
+# Splits are multiples of this, so that few tiles are cut short.
+SPLIT_STEP = 64
+# Programs wanted for each multiprocessor, so that enough loads are under way.
+PROGRAMS = 4
 
 
 @dataclass
@@ -35,10 +36,16 @@ class DecodePlan:
 
 
 def choose_split(lengths: Sequence[int], num_kv_heads: int, width: int) -> int:
-    """Tokens of a split, so that about `WAVES` programs come to each of `width` multiprocessors."""
+    """Tokens of a split, so that about `PROGRAMS` programs come to each of `width` processors."""
     total = sum(lengths) * num_kv_heads
-    wanted = int(total / max(1.0, WAVES * width))
-    return max(MIN_SPLIT, -(-wanted // SPLIT_STEP) * SPLIT_STEP)
+    return max(MIN_SPLIT, -(-total // (PROGRAMS * width)))
+
+
+def cut(size: int, split: int) -> list[tuple[int, int]]:
+    """[0, size) in pieces of about `split`, all of one size but the last; one piece if empty."""
+    count = max(1, (size + split // 2) // split)
+    step = max(1, -(-size // (count * SPLIT_STEP)) * SPLIT_STEP)
+    return [(at, min(at + step, size)) for at in range(0, size, step)] or [(0, 0)]
 
 
 def plan_decode(
@@ -57,32 +64,29 @@ def plan_decode(
         num_kv_heads: programs for each item.
         width: multiprocessors to fill.
         window: sliding window, in tokens; None is unlimited.
-        split: tokens of a split, to set it by hand.
+        split: tokens of a split, about, to set it by hand.
         tokens: the token of each row; by default row i's is token i.
     """
     rows = [(row, length) for row, length in enumerate(lengths) if length is not None]
     seen = [length if window is None else min(length, window) for _, length in rows]
     if split is None:
         split = choose_split(seen, num_kv_heads, width)
-    whole: list[list[int]] = []
-    short: list[list[int]] = []
+    items: list[list[int]] = []
     merges, num_parts = [], 0
     for (row, length), size in zip(rows, seen, strict=True):
         token = row if tokens is None else tokens[row]
-        count = max(1, -(-size // split))
-        for index in range(count):
-            begin = length - size + index * split
-            end = min(begin + split, length)
-            part = -1 if count == 1 else num_parts + index
-            # Whole splits first: the short ends fill the gaps that the last wave leaves.
-            target = whole if end - begin == split else short
-            target.append([row, token, begin, end, part, int(index == 0)])
-        if count > 1:
-            merges.append([token, num_parts, count])
-            num_parts += count
-    short.sort(key=lambda item: item[2] - item[3])
+        pieces = cut(size, split)
+        for index, (begin, end) in enumerate(pieces):
+            part = -1 if len(pieces) == 1 else num_parts + index
+            past = length - size
+            items.append([row, token, past + begin, past + end, part, int(index == 0)])
+        if len(pieces) > 1:
+            merges.append([token, num_parts, len(pieces)])
+            num_parts += len(pieces)
+    # The largest first: small ones fill the gaps at the end of the launch.
+    items.sort(key=lambda item: item[2] - item[3])
     return DecodePlan(
-        torch.tensor(whole + short, dtype=torch.int32, device=device).reshape(-1, 6),
+        torch.tensor(items, dtype=torch.int32, device=device).reshape(-1, 6),
         torch.tensor(merges, dtype=torch.int32, device=device).reshape(-1, 3),
         num_parts,
     )

@@ -215,7 +215,7 @@ def _prefill_shape(rows: int, new: int, past: int, block_size: int) -> dict[str,
     for name, call in contenders.items():
         found = call().view(rows, new, heads, dim)[-1, [0, new // 2, new - 1]].double()
         result[f"{name}_error"] = ((found - wanted).norm() / wanted.norm()).item()
-    for _ in range(7):
+    for _ in range(5):
         for name, call in contenders.items():
             times[name].append(_seconds([call] * 3, rounds=3))
     for name, values in times.items():

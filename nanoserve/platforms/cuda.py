@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -49,8 +50,8 @@ class CudaPlatform(Platform):
         return choose_dtype(arch_dtype, torch.cuda.get_device_capability()[0])
 
     def attention_backend(self) -> str:
-        """Paged attention with torch operations."""
-        return "torch_paged"
+        """The Triton kernels, or torch operations where Triton is absent."""
+        return "triton_paged" if find_spec("triton") else "torch_paged"
 
     def kv_memory_budget(self, config: EngineConfig, profile: Callable[[], None]) -> int:
         """`kv_cache_memory`, else what `gpu_memory_utilization` leaves; see `kv_budget`."""

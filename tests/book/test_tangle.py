@@ -1,4 +1,4 @@
-"""The second law, on the repository itself: the notebooks' cells are the packages, and they serve."""
+"""The second law on the repository: the notebooks' cells are the packages, and they serve."""
 
 import json
 import os

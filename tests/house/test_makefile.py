@@ -84,7 +84,7 @@ def test_first_call_installs_and_second_does_nothing(tree: Tree) -> None:
 
 def test_serve_is_content_with_the_full_install(tree: Tree) -> None:
     tree.make(ALL)
-    assert ".[server,embedded,course,test]" in tree.calls()[1]
+    assert ".[server,embedded,course,book,test]" in tree.calls()[1]
     assert "install" not in tree.make("-n", "serve").stdout
 
 

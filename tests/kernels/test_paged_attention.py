@@ -17,7 +17,8 @@ try:
 except KernelUnavailableError as reason:
     pytest.skip(f"no kernels here: {reason}", allow_module_level=True)
 
-from nanokernels.decode_plan import plan_decode
+from nanokernels import decode_plan
+from nanokernels.decode_plan import cut, plan_decode
 from nanokernels.kv_gather import kv_gather
 from nanokernels.kv_write import kv_write
 from nanokernels.merge import merge_lse
@@ -154,11 +155,23 @@ def test_prefill_equals_dense_float64(options):
 
 
 @pytest.mark.parametrize("split", [1, 5, 16, 32, 64, 1000])
-@pytest.mark.parametrize("window", [None, 20])
-def test_any_number_of_splits_is_one_pass(split, window):
+@pytest.mark.parametrize("window", [None, 20, 150])
+def test_any_number_of_splits_is_one_pass(split, window, monkeypatch):
+    monkeypatch.setattr(decode_plan, "SPLIT_STEP", 1)
     case = Case([1] * 4, [0, 15, 99, 40], window=window, sinks=True, device=DEVICE)
     plan = plan_decode(case.lengths, 2, torch.device(DEVICE), 1, window, split=split)
     check(case, decode(case, plan=plan, tile=16))
+
+
+def test_a_row_is_cut_into_pieces_that_cover_it():
+    for size in [0, 1, 63, 64, 65, 127, 128, 129, 1000, 8192]:
+        for split in [1, 64, 100, 128, 8064]:
+            pieces = cut(size, split)
+            assert pieces[0][0] == 0 and pieces[-1][1] == size
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+            assert all(end > begin for begin, end in pieces) or size == 0
+    # A little more than a split is not worth a second one.
+    assert cut(8192, 8064) == [(0, 8192)]
 
 
 def test_rows_of_length_zero_yield_nothing():
@@ -291,7 +304,8 @@ def test_merged_prefix_and_rest_equal_one_pass():
 
 
 @pytest.mark.parametrize("split", [16, 1000])
-def test_decode_leaves_the_other_rows_of_a_mixed_batch_alone(split):
+def test_decode_leaves_the_other_rows_of_a_mixed_batch_alone(split, monkeypatch):
+    monkeypatch.setattr(decode_plan, "SPLIT_STEP", 1)
     case = Case([1, 4, 1, 0, 1], [40, 3, 0, 9, 17], device=DEVICE)
     wanted, sums = case.expected()
     lengths = [
