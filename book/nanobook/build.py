@@ -166,7 +166,7 @@ def _import(workspace: Workspace, path: str) -> ModuleType:
 def _compile(path: str, symbol: str, pieces: list[Piece], text: str) -> None:
     """Raise a SyntaxError that points into the cell at fault."""
     try:
-        compile(text, path, "exec", dont_inherit=True)
+        compile(text, f"<{path}>", "exec", dont_inherit=True)  # no name of a file that could exist
     except SyntaxError as error:
         place = locate(pieces, error.lineno or 1)
         cell, line = (place.symbol, place.line) if place else (symbol, 1)

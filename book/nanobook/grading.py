@@ -8,6 +8,7 @@ any exercise.
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from typing import Any
 from nanobook.imports import python_path
 from nanobook.rebuild import chapter_number, write_files
 from nanobook.workspace import Workspace, digest
+
+CHECK_SECONDS = 300
 
 
 class Wrong(AssertionError):
@@ -136,8 +139,8 @@ def grade(one: Grader, answers: Mapping[str, Any]) -> None:
 def _where(error: BaseException) -> str:
     """Where in the learner's cell an error was raised, if it was there."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "ipykernel" in frame.filename or frame.filename.startswith("<"):
-            return f"\n  line {frame.lineno} of {frame.name}: {frame.line or ''}".rstrip()
+        if "ipykernel" in frame.filename or frame.filename.startswith("<ipython"):
+            return f"\n  line {frame.lineno} of {frame.name}: {frame.line or ''}".rstrip(": ")
     return ""
 
 
@@ -147,12 +150,9 @@ def check(workspace: Workspace, what: str, namespace: Mapping[str, Any]) -> None
     Raises:
         CheckFailed: something did not pass.
     """
-    number_text, dot, _ = what.partition(".")
-    if not number_text.isdigit():
-        raise CheckFailed(f"%check 01.2 grades one exercise, %check 01 a chapter; not {what!r}")
-    number = int(number_text)
+    what, number = _named(what)
     graders = load_checks(workspace.root, number)
-    if dot:
+    if "." in what:
         if what not in graders:
             raise CheckFailed(f"there is no exercise {what}; there are {', '.join(graders)}")
         grade(graders[what], namespace)
@@ -179,6 +179,14 @@ def check(workspace: Workspace, what: str, namespace: Mapping[str, Any]) -> None
         raise CheckFailed("\n".join(failures))
 
 
+def _named(what: str) -> tuple[str, int]:
+    """An exercise's or a chapter's name as the course writes it, and the chapter's number."""
+    if not (match := re.fullmatch(r"(\d+)(\.\d+)?", what)):
+        raise CheckFailed(f"01.2 names an exercise, 01 a chapter; {what!r} does not")
+    number = int(match[1])
+    return f"{number:02}{match[2] or ''}", number
+
+
 def _record(workspace: Workspace, exercise: str) -> None:
     workspace.remember(exercises={**workspace.state["exercises"], exercise: "passed"})
 
@@ -189,6 +197,7 @@ def check_chapter(workspace: Workspace, number: int) -> None:
     Raises:
         CheckFailed: files are missing, or the check did not pass.
     """
+    workspace.absorb()
     course = workspace.course
     paths = [path for path in course.order if chapter_number(course.homes[path]) == number]
     mine = {path: workspace.own(path) for path in paths}
@@ -201,14 +210,22 @@ def check_chapter(workspace: Workspace, number: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = {path: workspace.chosen(path) for path in earlier}
         files.update({path: text for path, text in mine.items() if text is not None})
+        files.update({path: workspace.own(path) or "" for path in workspace.extras()})
         write_files(files.items(), Path(folder))
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "nanobook.grading", str(workspace.root), str(number)],
-            env=environment(folder),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-P", "-m", "nanobook.grading"]
+        try:
+            done = subprocess.run(
+                [*command, str(workspace.root), str(number)],
+                env=environment(folder),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=CHECK_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise CheckFailed(
+                f"the code of chapter {number} was still running after {CHECK_SECONDS} s"
+            ) from None
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines() or ["it ended without a word"]
         shown = lines if done.returncode == 3 else lines[-3:]
@@ -229,10 +246,10 @@ def hint(root: Path, exercise: str, shown: int) -> str:
     Raises:
         CheckFailed: there is no such exercise.
     """
-    number_text = exercise.partition(".")[0]
-    graders = load_checks(root, int(number_text)) if number_text.isdigit() else {}
+    exercise, number = _named(exercise)
+    graders = load_checks(root, number)
     if exercise not in graders:
-        raise CheckFailed(f"%hint 01.2 gives a hint for an exercise; there is no {exercise!r}")
+        raise CheckFailed(f"there is no exercise {exercise}; there are {', '.join(graders)}")
     hints = graders[exercise].hints
     if shown < len(hints):
         return f"hint {shown + 1} of {len(hints)}: {hints[shown]}"

@@ -61,7 +61,7 @@ class WorkspaceFinder(importlib.abc.MetaPathFinder):
         self.homes = {dotted(path): (path, stem) for path, stem in homes.items()}
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, name: str, search: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """None if the search may go on; it finds the workspace's file first.
 
@@ -70,16 +70,13 @@ class WorkspaceFinder(importlib.abc.MetaPathFinder):
         """
         if not is_ours(name):
             return None
-        file, stem = self.homes.get(name, (None, ""))
-        if file is not None and (self.folder / file).is_file():
+        if name not in self.homes:
+            return None  # the learner's own, or nobody's
+        path, stem = self.homes[name]
+        if (self.folder / path).is_file():
             return None
-        if "." in name and file is None:
-            return None  # nobody else has it either, or it is the learner's own
-        first = PACKAGE_FOLDERS.get(name)
-        if file is None and (self.folder / str(first) / "__init__.py").is_file():
-            return None
-        where = f"it comes in {stem}" if stem else f"no notebook brings {first}/__init__.py"
-        raise ModuleNotFoundError(f"{name} is not in the workspace yet: {where}", name=name)
+        message = f"{name} is not in the workspace yet: it comes in {stem}"
+        raise ModuleNotFoundError(message, name=name)
 
 
 def activate(folder: Path, homes: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ They read what the learner typed, call the part that does the work, and print a 
 by `%load_ext nanobook`.
 """
 
-import shlex
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from nanobook import build as building
-from nanobook import grading
+from nanobook import grading, imports
 from nanobook.notebook import NotebookError
 from nanobook.rebuild import CourseError
 from nanobook.workspace import Workspace
 
-_TOOLS = str(Path(__file__).parent)
+# Frames from here stand between a command and the reader's code.
+_BETWEEN = (str(Path(__file__).parent), "<frozen importlib", str(importlib.__file__))
 
 
 @magics_class
@@ -28,19 +29,22 @@ class CourseMagics(Magics):
         super().__init__(shell)
         self.shell: Any = shell
         self._workspace: Workspace | None = None
+        self._stem = ""
         self._hints: dict[str, int] = {}
 
     @property
     def workspace(self) -> Workspace:
-        """This notebook's workspace. UsageError before `%chapter`."""
+        """This notebook's workspace. UsageError before `%chapter`, and if it is another's now."""
         if self._workspace is None:
             raise UsageError("no workspace yet: run the cell with %chapter first")
+        if (now := self._workspace.state["stem"]) != self._stem:
+            raise UsageError(f"the workspace is {now}'s now: run the cell with %chapter again")
         return self._workspace
 
     @line_magic
     def chapter(self, line: str) -> None:
         """`%chapter 01_1 [--reference] [--reset]`: put the workspace together for a notebook."""
-        words = shlex.split(line)
+        words = line.split()
         flags = {word for word in words if word.startswith("--")}
         names = [word for word in words if not word.startswith("--")]
         if len(names) != 1 or flags - {"--reference", "--reset"}:
@@ -52,7 +56,7 @@ class CourseMagics(Magics):
         except (CourseError, NotebookError) as error:
             raise UsageError(str(error)) from None
         workspace.activate()
-        self._workspace = workspace
+        self._workspace, self._stem = workspace, stem
         print(banner)
 
     @cell_magic
@@ -77,25 +81,30 @@ class CourseMagics(Magics):
             ]
         except CourseError as error:
             raise UsageError(str(error)) from None
-        print(f"provided {len(paths) - len(kept)} file{'s' if len(paths) != 1 else ''}")
+        count = len(paths) - len(kept)
+        print(f"provided {count} file{'' if count == 1 else 's'}")
         for path in kept:
             print(f"kept your own {path}")
 
     @line_magic
     def check(self, line: str) -> None:
         """`%check 01.2`: grade an exercise; `%check 01`: a chapter, and the code it built."""
-        exercise = line.strip()
-        workspace = self._workspace or Workspace()
-        grading.check(workspace, exercise, self.shell.user_ns)
+        grading.check(self._any_workspace(), line.strip(), self.shell.user_ns)
 
     @line_magic
     def hint(self, line: str) -> None:
         """`%hint 01.2`: the next hint for an exercise."""
         exercise = line.strip()
-        workspace = self._workspace or Workspace()
-        count = self._hints.get(exercise, 0)
-        self._hints[exercise] = count + 1
-        print(grading.hint(workspace.root, exercise, count))
+        shown = self._hints.get(exercise, 0)
+        print(grading.hint(self._any_workspace().root, exercise, shown))
+        self._hints[exercise] = shown + 1
+
+    def _any_workspace(self) -> Workspace:
+        """This notebook's workspace, or the course's: exercises need no `%chapter`."""
+        try:
+            return self._workspace or Workspace()
+        except (CourseError, NotebookError) as error:
+            raise UsageError(str(error)) from None
 
 
 def load(shell: Any) -> None:
@@ -106,12 +115,21 @@ def load(shell: Any) -> None:
     def show(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: Any = None) -> Any:
         if magics._workspace is not None:
             building.annotate(magics._workspace, error)
+        _hide_finder(trace)
         lines = _lines(shell, kind, error, trace, tb_offset)
         shell._showtraceback(kind, error, lines)
         return lines
 
     shell.set_custom_exc((Exception,), show)
     shell.events.register("post_run_cell", lambda result: building.forget_lines())
+
+
+def _hide_finder(trace: Any) -> None:
+    """End a traceback at the import statement that found nothing."""
+    while trace is not None and trace.tb_next is not None:
+        if trace.tb_next.tb_frame.f_code.co_filename == imports.__file__:
+            trace.tb_next = None
+        trace = trace.tb_next
 
 
 def _lines(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: Any) -> list[str]:
@@ -122,7 +140,7 @@ def _lines(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: A
     while start is not None:
         name = start.tb_frame.f_code.co_filename
         inside = inside or name == __file__
-        if inside and not name.startswith((_TOOLS, "<frozen importlib")):
+        if inside and not name.startswith(_BETWEEN):
             break
         start = start.tb_next
     if not inside:

@@ -23,7 +23,8 @@ def report(workspace: Workspace) -> str:
         paths = [path for path in course.order if chapter_number(course.homes[path]) == number]
         own = sum(workspace.own(path) is not None for path in paths)
         fit = ", checked" if str(number) in workspace.state["chapters"] else ""
-        lines.append(f"chapter {number:02}: built {own} of {len(paths)} files{fit}; {marks}")
+        line = f"chapter {number:02}: built {own} of {len(paths)} files{fit}"
+        lines.append(f"{line}; {marks}" if marks else line)
     done = sum(one in passed for one in ids)
     return "\n".join([*lines, f"{done} of {len(ids)} exercises passed"])
 

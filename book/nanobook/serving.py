@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from nanobook.grading import environment
 from nanobook.rebuild import CourseError, find_root
@@ -57,6 +57,7 @@ class Server:
         self.where, self.model, self.args, self.env = where, model, list(args), dict(env or {})
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._log = ""
 
     def start(self) -> "Server":
@@ -72,17 +73,19 @@ class Server:
         command += [self.model] if self.model else []
         command += ["--host", "127.0.0.1", "--port", str(port), *self.args]
         handle, self._log = tempfile.mkstemp(prefix="nanoserve-", suffix=".log")
-        env = {**environment(folder), **self.env}
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=handle,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        os.close(handle)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**environment(folder), **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        finally:
+            os.close(handle)
         atexit.register(self.stop)
+        self._guard = guard(self._process.pid)
         self.url = f"http://127.0.0.1:{port}"
         try:
             self._wait()
@@ -97,19 +100,15 @@ class Server:
         if process is None:
             return
         atexit.unregister(self.stop)
-        for sign, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
-            if process.poll() is None:
-                try:
-                    os.killpg(process.pid, sign)
-                except ProcessLookupError:
-                    break
-            try:
-                process.wait(seconds)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        if self._guard is not None:
+            self._guard.kill()  # before the server's number can become another process's
+            self._guard.communicate()
+        process.terminate()  # the server alone: it lets its engine finish
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # an engine that outlived its server
+            os.killpg(process.pid, signal.SIGKILL)  # what is left, an engine perhaps
+        process.wait()
         Path(self._log).unlink(missing_ok=True)
 
     def version(self) -> dict[str, Any]:
@@ -152,19 +151,74 @@ class Server:
 
     def _wait(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ServerError(f"the server ended at once:\n{self._tail()}")
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
+        begun = time.monotonic()
+        with _Progress("the server") as progress:
+            while (waited := time.monotonic() - begun) < READY_SECONDS:
+                if self._process.poll() is not None:
+                    raise ServerError(f"the server ended at once:\n{self._tail()}")
+                try:
+                    with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                        return
+                except (urllib.error.URLError, OSError):
+                    progress.tell(waited)
+                    time.sleep(0.1)
         raise ServerError(f"the server did not answer in {READY_SECONDS} s:\n{self._tail()}")
 
     def _tail(self) -> str:
         return "\n".join(self.log().splitlines()[-15:])
+
+
+class _Progress:
+    """A line that says what is waited for, once the wait is long enough to wonder. What stays of it
+    is the same every time; in the book, where nobody waits, there is none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.quiet = bool(os.environ.get("NANOBOOK_STATIC"))
+        self.told = 0
+
+    def tell(self, waited: float) -> None:
+        """Say so, once a second from the second one on."""
+        if not self.quiet and int(waited) > max(self.told, 1):
+            self.told = int(waited)
+            print(f"\rwaiting for {self.name} · {self.told} s", end="", flush=True)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self.told:
+            ending = f"{self.name} is up" if kind is None else f"{self.name} is not up"
+            print(f"\r{ending:<40}", flush=True)
+
+
+_GUARD = """
+import os, signal, sys, time
+sys.stdin.buffer.read()  # ends when the process that holds the other end does
+leader = int(sys.argv[1])
+try:
+    os.kill(leader, signal.SIGTERM)
+    for _ in range(100):
+        time.sleep(0.1)
+        os.kill(leader, 0)
+except ProcessLookupError:
+    pass
+os.killpg(leader, signal.SIGKILL)
+"""
+
+
+def guard(group: int) -> "subprocess.Popen[bytes]":
+    """A process that outlives this one just long enough to end a process group: a killed kernel
+    runs no cleanup of its own.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def free_port() -> int:
@@ -175,7 +229,9 @@ def free_port() -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The subcommand `nanobook serve`: the workspace's package; what it lacks is lent."""
+    """The subcommand `nanobook serve`: becomes a server of the workspace's package. What that
+    lacks is lent.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         workspace = Workspace()
@@ -187,7 +243,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"serving from {workspace.folder}: {own} files of the workspace, {len(lent)} lent")
     sys.stdout.flush()
     command = [sys.executable, "-P", "-m", "nanoserve.cli.main", "serve", *arguments]
-    try:
-        return subprocess.call(command, env=environment(workspace.folder))
-    except KeyboardInterrupt:
-        return 130
+    return _become(command, environment(workspace.folder))
+
+
+def _become(command: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Go on as another program: signals and the exit status are its own."""
+    os.execve(command[0], command, env)

@@ -88,7 +88,7 @@ def summary(paths: Iterable[str]) -> str:
 
 def digest(text: str) -> str:
     """A short name for a file's content."""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 class Workspace:
@@ -347,7 +347,11 @@ class Workspace:
                     shutil.rmtree(inner)
 
     def activate(self) -> None:
-        """Make this process, and those it starts, import the packages from the workspace."""
+        """Make this process, and those it starts, import the packages from the workspace, and find
+        course and workspace again from any folder.
+        """
+        os.environ["NANOBOOK_ROOT"] = str(self.root)
+        os.environ["NANOBOOK_WORKSPACE"] = str(self.folder)
         imports.activate(self.folder, self.course.homes)
 
 

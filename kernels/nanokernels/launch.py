@@ -9,8 +9,6 @@ import triton.language as tl
 
 from nanokernels.runtime import INTERPRET
 
-LOG2E = 1.4426950408889634
-
 
 def power_of_two(size: int) -> int:
     """The least power of two that is not below `size`, nor below what a product needs (16)."""

@@ -13,47 +13,34 @@ import triton.language as tl
 from nanokernels.decode_plan import DecodePlan, plan_decode
 from nanokernels.launch import dot_type, multiprocessors, power_of_two
 from nanokernels.runtime import INTERPRET
+from nanokernels.softmax import LN2, LOG2E, add_sink, cap, close
 
 # The tensor cores multiply at least 16 rows.
 MIN_ROWS = 16
 
 
 @triton.jit
+def _page_tile(past, inside, dim, pages, keys, values, cache_block, cache_slot,
+               DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Keys and values of the tokens `past` of a row, each [TILE, DIM_PAD], by way of its pages."""
+    page = tl.load(pages + past // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    at = page * cache_block + (past % BLOCK_SIZE) * cache_slot
+    at = at[:, None] + dim[None, :]
+    mask = inside[:, None] & (dim < DIM)[None, :]
+    k = tl.load(keys + at, mask=mask, other=0.0).to(DOT)
+    v = tl.load(values + at, mask=mask, other=0.0).to(DOT)
+    return k, v
+
+
+@triton.jit
 def _decode_kernel(
-    query,
-    cache,
-    table,
-    items,
-    sinks,
-    out,
-    lse,
-    parts,
-    part_lse,
-    scale,
-    soft_cap,
-    query_row,
-    query_head,
-    cache_kind,
-    cache_block,
-    cache_head,
-    cache_slot,
-    table_row,
-    out_row,
-    out_head,
-    lse_row,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    DOT: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    query, cache, table, items, sinks, out, lse, parts, part_lse, scale, soft_cap,
+    query_row, query_head, cache_kind, cache_block, cache_head, cache_slot, table_row,
+    out_row, out_head, lse_row,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     if PDL:  # the merging kernel may take its place already; it waits for this one's results
         tl.extra.cuda.gdc_launch_dependents()
     kv_head = tl.program_id(0)
@@ -61,39 +48,34 @@ def _decode_kernel(
     # Six loads that do not wait for each other.
     row = tl.load(item)
     token = tl.load(item + 1).to(tl.int64)
-    begin = tl.load(item + 2)
-    end = tl.load(item + 3)
-    part = tl.load(item + 4)
-    is_first = tl.load(item + 5)
+    begin, end = tl.load(item + 2), tl.load(item + 3)
+    part, is_first = tl.load(item + 4), tl.load(item + 5)
     if row < 0:
         return
 
-    member = tl.arange(0, ROWS)
-    dim = tl.arange(0, DIM_PAD)
+    member, dim = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
     real = member < GROUP
     head = kv_head * GROUP + member
+    mask = real[:, None] & (dim < DIM)[None, :]
     q_at = token * query_row + head[:, None] * query_head + dim[None, :]
-    q = tl.load(query + q_at, mask=real[:, None] & (dim < DIM)[None, :], other=0.0).to(DOT)
+    q = tl.load(query + q_at, mask=mask, other=0.0).to(DOT)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_PAD], tl.float32)
     pages = table + row.to(tl.int64) * table_row
-    heads_at = cache + kv_head.to(tl.int64) * cache_head
+    keys = cache + kv_head.to(tl.int64) * cache_head
+    values = keys + cache_kind
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         past = start + tl.arange(0, TILE)
         inside = past < end
-        page = tl.load(pages + past // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        at = page * cache_block + (past % BLOCK_SIZE) * cache_slot
-        at = at[:, None] + dim[None, :]
-        mask = inside[:, None] & (dim < DIM)[None, :]
-        k = tl.load(heads_at + at, mask=mask, other=0.0).to(DOT)
-        v = tl.load(heads_at + cache_kind + at, mask=mask, other=0.0).to(DOT)
+        k, v = _page_tile(
+            past, inside, dim, pages, keys, values, cache_block, cache_slot, DIM, BLOCK_SIZE, DOT
+        )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFT_CAP:
-            # tanh, by way of exp: the interpreter has no libdevice.
-            scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / soft_cap) + 1.0))
-        scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
+            scores = cap(scores, soft_cap)
+        scores = tl.where(inside[None, :], scores * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - new_top[:, None])
         shrink = tl.exp2(top - new_top)
@@ -102,23 +84,15 @@ def _decode_kernel(
         top = new_top
 
     if SINKS:  # noqa: SIM102 (the outer `if` is decided by the compiler)
-        # A sink takes its share of the softmax and adds nothing to the sum: once a row.
-        if is_first == 1:
-            sink = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32)
-            sink = sink * 1.4426950408889634
-            new_top = tl.maximum(top, sink)
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.exp2(sink - new_top)
-            acc = acc * shrink[:, None]
-            top = new_top
-    empty = total == 0.0
-    acc = acc / tl.where(empty, 1.0, total)[:, None]
-    log_sum = tl.where(empty, float("-inf"), top + tl.log2(tl.where(empty, 1.0, total)))
-    mask = real[:, None] & (dim < DIM)[None, :]
+        if is_first == 1:  # once a row
+            sink = tl.load(sinks + head, mask=real, other=float("-inf"))
+            top, total, acc = add_sink(sink, top, total, acc)
+    safe, log_sum = close(top, total)
+    acc = acc / safe[:, None]
     if part < 0:
         target = token * out_row + head[:, None] * out_head + dim[None, :]
         tl.store(out + target, acc.to(out.dtype.element_ty), mask=mask)
-        tl.store(lse + token * lse_row + head, log_sum * 0.6931471805599453, mask=real)
+        tl.store(lse + token * lse_row + head, log_sum * LN2, mask=real)
     else:
         line = part.to(tl.int64) * HEADS + head
         tl.store(parts + line[:, None] * DIM + dim[None, :], acc, mask=mask)
@@ -127,20 +101,10 @@ def _decode_kernel(
 
 @triton.jit
 def _combine_kernel(
-    parts,
-    part_lse,
-    merges,
-    out,
-    lse,
-    out_row,
-    out_head,
-    lse_row,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    TILE: tl.constexpr,
+    parts, part_lse, merges, out, lse, out_row, out_head, lse_row,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     head = tl.program_id(0)
     merge = merges + tl.program_id(1) * 3
     token = tl.load(merge).to(tl.int64)
@@ -167,12 +131,10 @@ def _combine_kernel(
         total = total * shrink + tl.sum(weight, 0)
         acc = acc * shrink + tl.sum(weight[:, None] * piece, 0)
         top = new_top
-    empty = total == 0.0
-    acc = acc / tl.where(empty, 1.0, total)
-    log_sum = tl.where(empty, float("-inf"), top + tl.log2(tl.where(empty, 1.0, total)))
+    safe, log_sum = close(top, total)
     at = token * out_row + head * out_head + dim
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=dim < DIM)
-    tl.store(lse + token * lse_row + head, log_sum * 0.6931471805599453)
+    tl.store(out + at, (acc / safe).to(out.dtype.element_ty), mask=dim < DIM)
+    tl.store(lse + token * lse_row + head, log_sum * LN2)
 
 
 def paged_decode(
@@ -214,79 +176,66 @@ def paged_decode(
         float32, the natural log-sum-exp of the scores.
     """
     num_tokens, num_heads, dim = query.shape
-    num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
+    num_kv_heads = kv_cache.shape[2]
     out = torch.empty_like(query) if out is None else out
     if lse is None:
         lse = torch.empty((num_tokens, num_heads), dtype=torch.float32, device=query.device)
     if plan is None:
         width = multiprocessors(query.device)
         plan = plan_decode(seq_lens.tolist(), num_kv_heads, query.device, width, sliding_window)
-    num_items = plan.items.shape[0]
-    if num_items == 0:
+    if plan.items.shape[0] == 0:
         return out, lse
-    dim_pad, group = power_of_two(dim), num_heads // num_kv_heads
     size = (plan.num_parts, num_heads)
     parts = torch.empty((*size, dim), dtype=torch.float32, device=query.device)
     part_lse = torch.empty(size, dtype=torch.float32, device=query.device)
     overlap = plan.num_parts > 0 and not INTERPRET and query.device.type == "cuda"
-    _decode_kernel[(num_kv_heads, num_items)](
-        query,
-        kv_cache,
-        block_table,
-        plan.items,
-        sinks if sinks is not None else lse,
-        out,
-        lse,
-        parts,
-        part_lse,
-        scale,
-        soft_cap,
-        query.stride(0),
-        query.stride(1),
-        kv_cache.stride(0),
-        kv_cache.stride(1),
-        kv_cache.stride(2),
-        kv_cache.stride(3),
-        block_table.stride(0),
-        out.stride(0),
-        out.stride(1),
-        lse.stride(0),
-        GROUP=group,
-        ROWS=max(MIN_ROWS, power_of_two(group)),
-        HEADS=num_heads,
-        DIM=dim,
-        DIM_PAD=dim_pad,
-        BLOCK_SIZE=block_size,
-        TILE=tile or default_tile(dim_pad, query.element_size()),
-        SOFT_CAP=soft_cap > 0,
-        SINKS=sinks is not None,
-        DOT=dot_type(query.dtype),
-        STAGES=num_stages,
-        PDL=overlap,
-        num_warps=num_warps,
-    )
+    _decode_kernel[(num_kv_heads, plan.items.shape[0])](
+        query, kv_cache, block_table, plan.items, sinks if sinks is not None else lse,
+        out, lse, parts, part_lse, scale, soft_cap,
+        *query.stride()[:2], *kv_cache.stride()[:4], block_table.stride(0),
+        *out.stride()[:2], lse.stride(0),
+        **_shape_of(query, kv_cache), TILE=tile or default_tile(query),
+        SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, DOT=dot_type(query.dtype),
+        STAGES=num_stages, PDL=overlap, num_warps=num_warps,
+    )  # fmt: skip
     if plan.num_parts:
-        options = {"launch_pdl": True} if overlap else {}
-        _combine_kernel[(num_heads, plan.merges.shape[0])](
-            parts,
-            part_lse,
-            plan.merges,
-            out,
-            lse,
-            out.stride(0),
-            out.stride(1),
-            lse.stride(0),
-            HEADS=num_heads,
-            DIM=dim,
-            DIM_PAD=dim_pad,
-            TILE=16,
-            PDL=overlap,
-            num_warps=4,
-            **options,
-        )
+        _combine(parts, part_lse, plan, out, lse, overlap)
     return out, lse
 
 
-def default_tile(dim_pad: int, element_size: int) -> int:
+def _shape_of(query: torch.Tensor, kv_cache: torch.Tensor) -> dict[str, int]:
+    """The constants that the kernel is compiled for."""
+    num_heads, dim = query.shape[1:]
+    group = num_heads // kv_cache.shape[2]
+    return {
+        "GROUP": group,
+        "ROWS": max(MIN_ROWS, power_of_two(group)),
+        "HEADS": num_heads,
+        "DIM": dim,
+        "DIM_PAD": power_of_two(dim),
+        "BLOCK_SIZE": kv_cache.shape[3],
+    }
+
+
+def default_tile(query: torch.Tensor) -> int:
     """Tokens of a tile: 64 at head dim 128 in 16 bits, as many bytes for others."""
-    return max(16, min(128, 64 * 256 // (dim_pad * element_size)))
+    size = power_of_two(query.shape[-1]) * query.element_size()
+    return max(16, min(128, 64 * 256 // size))
+
+
+def _combine(
+    parts: torch.Tensor,
+    part_lse: torch.Tensor,
+    plan: DecodePlan,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    overlap: bool,
+) -> None:
+    """Merge the parts of every row that was split, and write the rows' results."""
+    num_heads, dim = parts.shape[1:]
+    options = {"launch_pdl": True} if overlap else {}
+    _combine_kernel[(num_heads, plan.merges.shape[0])](
+        parts, part_lse, plan.merges, out, lse, *out.stride()[:2], lse.stride(0),
+        HEADS=num_heads, DIM=dim, DIM_PAD=power_of_two(dim), TILE=16, PDL=overlap, num_warps=4,
+        **options,
+    )  # fmt: skip

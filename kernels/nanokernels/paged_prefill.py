@@ -14,40 +14,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nanokernels.launch import dot_type, power_of_two
 from nanokernels.prefill_plan import PrefillPlan, plan_prefill
+from nanokernels.softmax import LN2, LOG2E, add_sink, cap, close
 
 
 @triton.jit
-def _key_tile(
-    q,
-    top,
-    total,
-    acc,
-    keys,
-    values,
-    pages,
-    first_key,
-    first_column,
-    start,
-    end,
-    position,
-    scale,
-    soft_cap,
-    cache_block,
-    cache_slot,
-    dim,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    DENSE: tl.constexpr,
-    WHOLE_DIM: tl.constexpr,
+def _load_tile(
+    keys, values, pages, first_key, first_column, start, token, inside, cache_block, cache_slot,
+    dim, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DENSE: tl.constexpr, WHOLE_DIM: tl.constexpr,
     MASKED: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """One tile of keys and values into the running softmax."""
-    token = start + tl.arange(0, TILE)
-    inside = token < end
+):  # fmt: skip
+    """Keys and values of one tile: boxes of two matrices, or page by page."""
     if DENSE:
         k = keys.load([first_key + start, first_column])
         v = values.load([first_key + start, first_column])
@@ -68,20 +44,36 @@ def _key_tile(
         else:
             k = tl.load(keys + at)
             v = tl.load(values + at)
+    return k, v
+
+
+@triton.jit
+def _key_tile(
+    q, top, total, acc, keys, values, pages, first_key, first_column, start, end, position, scale,
+    soft_cap, cache_block, cache_slot, dim,
+    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, DENSE: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
+    DOT: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values into the running softmax."""
+    token = start + tl.arange(0, TILE)
+    inside = token < end
+    k, v = _load_tile(
+        keys, values, pages, first_key, first_column, start, token, inside, cache_block,
+        cache_slot, dim, DIM, BLOCK_SIZE, DENSE, WHOLE_DIM, MASKED,
+    )  # fmt: skip
     scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee")
-    # The softmax is taken in powers of two; `factor` turns scores into exponents.
-    factor = scale * 1.4426950408889634
+    factor = scale * LOG2E  # turns scores into exponents
     if SOFT_CAP:
-        # tanh, by way of exp: the interpreter has no libdevice.
-        scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores * scale / soft_cap) + 1.0))
-        factor = 1.4426950408889634
+        scores = cap(scores * scale, soft_cap)
+        factor = LOG2E
     if MASKED:
         seen = inside[None, :] & (token[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (token[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1) * factor)
-    # A row that sees nothing yet has top -inf; keep -inf - -inf out of the exponent.
+    # A line that sees nothing yet has top -inf; keep -inf - -inf out of the exponent.
     base = new_top
     if MASKED:
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -94,82 +86,17 @@ def _key_tile(
 
 
 @triton.jit
-def _prefill_kernel(
-    query,
-    key_data,
-    value_data,
-    table,
-    query_start,
-    lengths,
-    key_start,
-    tiles,
-    sinks,
-    out,
-    lse,
-    scale,
-    soft_cap,
-    query_token,
-    query_head,
-    cache_block,
-    cache_head,
-    cache_slot,
-    table_row,
-    out_token,
-    out_head,
-    lse_token,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    DENSE: tl.constexpr,
-    DOT: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    kv_head = tl.program_id(0)
-    work = tl.program_id(1)
-    row = tl.load(tiles + 2 * work)
-    if row < 0:  # room left in a list of fixed length
-        return
-    index = tl.load(tiles + 2 * work + 1)
-    start_token = tl.load(query_start + row)
-    num_new = tl.load(query_start + row + 1) - start_token
-    past = tl.load(lengths + row) - num_new
-
-    # A line of the tile is one head of one token: token-major, so that each token's heads touch.
-    line = tl.arange(0, ROWS)
-    token = index * TOKENS + line // GROUP
-    head = kv_head * GROUP + line % GROUP
-    real = (line < TOKENS * GROUP) & (token < num_new)
-    position = past + token
-    dim = tl.arange(0, DIM_PAD)
-    mask = real[:, None] & (dim < DIM)[None, :]
-    at = (start_token + token).to(tl.int64) * query_token + head * query_head
-    q = tl.load(query + at[:, None] + dim[None, :], mask=mask, other=0.0).to(DOT)
-
-    # Keys [0, every) are seen by each query of the tile, [every, end) by some.
-    end = past + tl.minimum((index + 1) * TOKENS, num_new)
-    every = (past + index * TOKENS + 1) // TILE * TILE
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(past + index * TOKENS - WINDOW + 1, 0) // TILE * TILE
-        every = begin  # with a window, every tile is masked
+def _walk_keys(
+    q, position, begin, every, end, keys, values, pages, first_key, first_column, scale, soft_cap,
+    cache_block, cache_slot, dim,
+    ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DENSE: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The running softmax over keys [begin, end); each query sees those before `every`."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_PAD], tl.float32)
-    pages = table + row.to(tl.int64) * table_row
-    first_key, first_column = 0, 0
-    if DENSE:
-        keys, values = key_data, value_data
-        first_key, first_column = tl.load(key_start + row), kv_head * DIM
-    else:
-        keys = key_data + kv_head.to(tl.int64) * cache_head
-        values = value_data + kv_head.to(tl.int64) * cache_head
     for start in tl.range(begin, every, TILE, num_stages=STAGES):
         top, total, acc = _key_tile(
             q, top, total, acc, keys, values, pages, first_key, first_column, start, end, position,
@@ -182,24 +109,65 @@ def _prefill_kernel(
             scale, soft_cap, cache_block, cache_slot, dim, DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
             DENSE, DIM == DIM_PAD, True, DOT,
         )  # fmt: skip
+    return top, total, acc
+
+
+@triton.jit
+def _prefill_kernel(
+    query, key_data, value_data, table, query_start, lengths, key_start, tiles, sinks, out, lse,
+    scale, soft_cap, query_token, query_head, cache_block, cache_head, cache_slot, table_row,
+    out_token, out_head, lse_token,
+    GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, DENSE: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    kv_head, work = tl.program_id(0), tl.program_id(1)
+    row, index = tl.load(tiles + 2 * work), tl.load(tiles + 2 * work + 1)
+    if row < 0:  # room left in a list of fixed length
+        return
+    start_token = tl.load(query_start + row)
+    num_new = tl.load(query_start + row + 1) - start_token
+    past = tl.load(lengths + row) - num_new
+
+    # A line of the tile is one head of one token: token-major, so that each token's heads touch.
+    line, dim = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
+    token = index * TOKENS + line // GROUP
+    head = kv_head * GROUP + line % GROUP
+    real = (line < TOKENS * GROUP) & (token < num_new)
+    mask = real[:, None] & (dim < DIM)[None, :]
+    at = (start_token + token).to(tl.int64) * query_token + head * query_head
+    q = tl.load(query + at[:, None] + dim[None, :], mask=mask, other=0.0).to(DOT)
+
+    # Keys [0, every) are seen by each query of the tile, [every, end) by some.
+    end = past + tl.minimum((index + 1) * TOKENS, num_new)
+    begin, every = 0, (past + index * TOKENS + 1) // TILE * TILE
+    if WINDOW > 0:
+        begin = tl.maximum(past + index * TOKENS - WINDOW + 1, 0) // TILE * TILE
+        every = begin  # with a window, every tile is masked
+    pages = table + row.to(tl.int64) * table_row
+    first_key, first_column = 0, 0
+    if DENSE:
+        keys, values = key_data, value_data
+        first_key, first_column = tl.load(key_start + row), kv_head * DIM
+    else:
+        keys = key_data + kv_head.to(tl.int64) * cache_head
+        values = value_data + kv_head.to(tl.int64) * cache_head
+    top, total, acc = _walk_keys(
+        q, past + token, begin, every, end, keys, values, pages, first_key, first_column, scale,
+        soft_cap, cache_block, cache_slot, dim, ROWS, DIM, DIM_PAD, BLOCK_SIZE, TILE, WINDOW,
+        SOFT_CAP, DENSE, DOT, STAGES,
+    )  # fmt: skip
 
     if SINKS:
-        sink = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32)
-        sink = sink * 1.4426950408889634
-        new_top = tl.maximum(top, sink)
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.exp2(sink - base)
-        acc = acc * shrink[:, None]
-        top = new_top
-    empty = total == 0.0
-    safe = tl.where(empty, 1.0, total)
+        sink = tl.load(sinks + head, mask=real, other=float("-inf"))
+        top, total, acc = add_sink(sink, top, total, acc)
+    safe, log_sum = close(top, total)
     acc = acc / safe[:, None]
-    log_sum = tl.where(empty, float("-inf"), top + tl.log2(safe))
     at = (start_token + token).to(tl.int64) * out_token + head * out_head
     tl.store(out + at[:, None] + dim[None, :], acc.to(out.dtype.element_ty), mask=mask)
     at = (start_token + token).to(tl.int64) * lse_token + head
-    tl.store(lse + at, log_sum * 0.6931471805599453, mask=real)
+    tl.store(lse + at, log_sum * LN2, mask=real)
 
 
 def tile_tokens(group: int, rows: int) -> int:
@@ -240,10 +208,8 @@ def paged_prefill(
     """Causal attention of each row's new tokens over its cached keys and values, in one launch.
 
     Args:
-        query: [num_tokens, num_heads, head_dim], the rows' new tokens one row after another; what
-            follows the last row's is padding, left alone.
-        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim]; the new tokens' keys and
-            values are in it already.
+        query: [num_tokens, num_heads, head_dim], row after row; padding after them is left alone.
+        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], the new tokens' included.
         block_table: [num_rows, max_blocks] int32; not read with `dense`.
         query_start_loc: [num_rows + 1] int32.
         seq_lens: [num_rows] int32, tokens after this step.
@@ -265,57 +231,61 @@ def paged_prefill(
     out = torch.empty_like(query) if out is None else out
     if lse is None:
         lse = torch.empty((num_tokens, num_heads), dtype=torch.float32, device=query.device)
-    lines, tile = shape or default_shape(dim_pad, query.dtype, max(query_lens, default=0), group)
-    tokens = tile_tokens(group, lines)
-    if plan is None:
-        plan = plan_prefill(query_lens, lengths, tokens, query.device)
+    shape = shape or default_shape(dim_pad, query.dtype, max(query_lens, default=0), group)
+    tokens = tile_tokens(group, shape[0])
+    plan = plan or plan_prefill(query_lens, lengths, tokens, query.device)
     if plan.tokens != tokens:
         raise ValueError(f"the plan's tiles have {plan.tokens} tokens, the kernel's {tokens}")
     if plan.tiles.shape[0] == 0:
         return out, lse
+    _launch(
+        query, kv_cache, dense, (block_table, query_start_loc, seq_lens, key_start), plan,
+        (scale, soft_cap, sinks, sliding_window or 0), out, lse, shape,
+        num_warps or (8 if shape[0] >= 128 else 4), num_stages,
+    )  # fmt: skip
+    return out, lse
+
+
+def _launch(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    dense: tuple[torch.Tensor, torch.Tensor] | None,
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    plan: PrefillPlan,
+    scores: tuple[float, float, torch.Tensor | None, int],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    shape: tuple[int, int],
+    num_warps: int,
+    num_stages: int,
+) -> None:
+    """Start one program for each KV head and tile.
+
+    Args:
+        rows: block table, query starts, lengths, and where each row's keys begin in `dense`.
+        scores: scale, soft cap, sinks, sliding window.
+        shape: (lines, keys) of a tile.
+    """
+    num_heads, dim = query.shape[1:]
+    num_kv_heads = kv_cache.shape[2] if dense is None else dense[0].shape[1]
+    dim_pad, (lines, tile) = power_of_two(dim), shape
+    block_table, query_start_loc, seq_lens, key_start = rows
+    scale, soft_cap, sinks, window = scores
     if dense is None:
         keys, values = kv_cache[0], kv_cache[1]
     else:
         keys, values = (_descriptor(part, tile, dim_pad) for part in dense)
     _prefill_kernel[(num_kv_heads, plan.tiles.shape[0])](
-        query,
-        keys,
-        values,
-        block_table,
-        query_start_loc,
-        seq_lens,
-        key_start if key_start is not None else seq_lens,
-        plan.tiles,
-        sinks if sinks is not None else lse,
-        out,
-        lse,
-        scale,
-        soft_cap,
-        query.stride(0),
-        query.stride(1),
-        kv_cache.stride(1),
-        kv_cache.stride(2),
-        kv_cache.stride(3),
-        block_table.stride(0),
-        out.stride(0),
-        out.stride(1),
-        lse.stride(0),
-        GROUP=group,
-        TOKENS=tokens,
-        ROWS=lines,
-        DIM=dim,
-        DIM_PAD=dim_pad,
-        BLOCK_SIZE=kv_cache.shape[3],
-        TILE=tile,
-        WINDOW=sliding_window or 0,
-        SOFT_CAP=soft_cap > 0,
-        SINKS=sinks is not None,
-        DENSE=dense is not None,
-        DOT=dot_type(query.dtype),
-        STAGES=num_stages,
-        num_warps=num_warps or (8 if lines >= 128 else 4),
-    )
-    return out, lse
+        query, keys, values, block_table, query_start_loc, seq_lens,
+        key_start if key_start is not None else seq_lens, plan.tiles,
+        sinks if sinks is not None else lse, out, lse, scale, soft_cap,
+        *query.stride()[:2], *kv_cache.stride()[1:4], block_table.stride(0),
+        *out.stride()[:2], lse.stride(0),
+        GROUP=num_heads // num_kv_heads, TOKENS=plan.tokens, ROWS=lines, DIM=dim, DIM_PAD=dim_pad,
+        BLOCK_SIZE=kv_cache.shape[3], TILE=tile, WINDOW=window, SOFT_CAP=soft_cap > 0,
+        SINKS=sinks is not None, DENSE=dense is not None, DOT=dot_type(query.dtype),
+        STAGES=num_stages, num_warps=num_warps,
+    )  # fmt: skip
 
 
 def _descriptor(part: torch.Tensor, tile: int, dim_pad: int) -> TensorDescriptor:

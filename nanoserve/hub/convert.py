@@ -102,8 +102,6 @@ SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 
 
 # -- settings -------------------------------------------------------------------------------------
-
-
 def model_config(meta: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
     """The contents of config.json, spelled so that transformers 4 and 5 both read it."""
     names = {target.name: target for target in targets}
@@ -142,8 +140,6 @@ def generation_config(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- tokenizer ------------------------------------------------------------------------------------
-
-
 def write_tokenizer(folder: Path, meta: dict[str, Any]) -> None:
     """Write tokenizer.json and tokenizer_config.json from a GGUF's vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -183,8 +179,6 @@ def write_tokenizer(folder: Path, meta: dict[str, Any]) -> None:
 
 
 # -- weights --------------------------------------------------------------------------------------
-
-
 def _targets(reader: "GGUFReader", meta: dict[str, Any]) -> list[Target]:
     rope_heads = {
         "attn_q": _value(meta, "llama.attention.head_count"),

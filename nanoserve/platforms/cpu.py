@@ -65,6 +65,33 @@ class CpuPlatform(Platform):
         """Freed memory goes back by itself."""
 
 
+def cgroup_folders() -> list[Path]:
+    """This process's cgroup v2 folder and those above it; empty where there are none."""
+    root = Path("/sys/fs/cgroup")
+    for line in _read("/proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            own = root / line[3:].strip().lstrip("/")
+            return [p for p in (own, *own.parents) if p.is_relative_to(root) and p.is_dir()]
+    return []
+
+
+def _read(path: str | Path) -> str:
+    """A file's text, or nothing."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _field(text: str, name: str) -> int:
+    """The number after a name, 0 if it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name:
+            return int(words[1])
+    return 0
+
+
 def num_threads() -> int:
     """Threads to compute with: NANOSERVE_CPU_THREADS, else OMP_NUM_THREADS, else the cores."""
     asked = envs.get("NANOSERVE_CPU_THREADS")
@@ -142,30 +169,3 @@ def memory_within_limits(meminfo: str, groups: Sequence[tuple[str, str, str]]) -
 def default_kv_budget(available: int) -> int:
     """The cache's bytes when the user names none."""
     return min(KV_CAP, available // KV_SHARE)
-
-
-def cgroup_folders() -> list[Path]:
-    """This process's cgroup v2 folder and those above it; empty where there are none."""
-    root = Path("/sys/fs/cgroup")
-    for line in _read("/proc/self/cgroup").splitlines():
-        if line.startswith("0::"):
-            own = root / line[3:].strip().lstrip("/")
-            return [p for p in (own, *own.parents) if p.is_relative_to(root) and p.is_dir()]
-    return []
-
-
-def _read(path: str | Path) -> str:
-    """A file's text, or nothing."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def _field(text: str, name: str) -> int:
-    """The number after a name, 0 if it is not there."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == name:
-            return int(words[1])
-    return 0

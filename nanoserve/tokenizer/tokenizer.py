@@ -107,7 +107,6 @@ class Tokenizer:
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     # -- chat ---------------------------------------------------------------------------------
-
     @property
     def chat_template(self) -> Any:
         """The Jinja template (or named templates) that turns messages into a prompt, or None."""
@@ -183,7 +182,6 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
     # -- single tokens ------------------------------------------------------------------------
-
     @property
     def is_bytes(self) -> bool:
         """Whether a text is nothing but its tokens' bytes, one after the other."""

@@ -6,6 +6,7 @@ environment must not reach the tests' process, and a second shell is what a rest
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -144,6 +145,31 @@ def write_course(root: Path, with_packages: bool = True) -> Path:
         nb.write(root / "chapters" / f"{stem}.ipynb", notebook)
     if with_packages:
         write_files(FILES.items(), root)
+    return root
+
+
+def copy_course(root: Path, repository: Path) -> Path:
+    """The real course, below `root`. Files that no notebook holds yet are provided, each at the
+    end of its chapter.
+    """
+    from nanobook.chapters import load_map, package_files
+    from nanobook.rebuild import Course
+    from nanobook.sync import fill
+
+    root.mkdir()
+    shutil.copytree(repository / "chapters", root / "chapters")
+    for name in ("nanoserve", "kernels", "exercises"):
+        (root / name).symlink_to(repository / name)
+    files, course_map = package_files(repository), load_map()
+    rest: dict[str, list[str]] = {}
+    for path in sorted(files.keys() - Course.read(root).homes.keys()):
+        owner = course_map.owner(path)
+        number = owner.number if owner else 0  # in time for whoever needs it
+        rest.setdefault(f"{number:02}_z_rest", []).append(path)
+    for stem, paths in rest.items():
+        notebook = nb.Notebook([nb.Cell("code", f"%provide {' '.join(paths)}")])
+        fill(notebook, files)
+        nb.write(root / "chapters" / f"{stem}.ipynb", notebook)
     return root
 
 
