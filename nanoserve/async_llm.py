@@ -180,6 +180,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         strict_length: bool = False,
+        cache_salt: str | None = None,
     ) -> RequestStream:
         """Check a request and send it to the engine.
 
@@ -189,6 +190,7 @@ class AsyncLLM:
             request_id: the caller's name for it; need not be unique.
             priority: lower is served first under the priority policy.
             strict_length: refuse prompt + max_tokens past the model's length.
+            cache_salt: only requests with the same salt share cached prefixes.
 
         Raises:
             InvalidRequestError: it cannot be served.
@@ -199,7 +201,7 @@ class AsyncLLM:
         if self._input_processor is None:
             raise RuntimeError("the engine has not been started: await start() first")
         processed = self._input_processor.process(
-            prompt, params, request_id, priority, strict_length
+            prompt, params, request_id, priority, strict_length, cache_salt
         )
         ids = [sequence.request_id for sequence in processed.sequences]
         stream = RequestStream(processed, lambda: self._abort(ids))
@@ -227,6 +229,11 @@ class AsyncLLM:
                 yield output
         finally:
             stream.abort()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while requests hold blocks."""
+        await self.check_health()
+        return await asyncio.wrap_future(self._client.reset_prefix_cache())
 
     def shutdown(self) -> None:
         """End the engine's process; whoever still waits gets EngineDeadError."""

@@ -33,6 +33,11 @@ TABLE: dict[str, EnvVar] = {
     "NANOSERVE_CPU_THREADS": EnvVar(
         int, lambda: None, "threads of the CPU engine; unset: every core this process may use"
     ),
+    "NANOSERVE_SERVER_DEV_MODE": EnvVar(
+        lambda text: text.lower() in ("1", "true", "on"),
+        lambda: False,
+        "serve POST /reset_prefix_cache too, which any client may then call",
+    ),
     "NANOSERVE_PLUGINS": EnvVar(
         lambda text: [part.strip() for part in text.split(",") if part.strip()],
         list,

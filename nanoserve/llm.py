@@ -136,6 +136,10 @@ class LLM:
         checked = self._input_processor.process(prompt, SamplingParams(max_tokens=1))
         return list(checked.prompt_token_ids)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while requests hold blocks."""
+        return self.core.reset_prefix_cache()
+
     @property
     def eos_token_ids(self) -> list[int]:
         """The ids that end a sequence."""

@@ -66,6 +66,9 @@ class Request:
         first_scheduled_time: when it was first admitted, seconds of time.monotonic().
         stop_reason: the stop token id that ended it, if one did.
         error: why it failed, in a sentence for the client, when its status is FINISHED_ERROR.
+        extra_keys: what its KV depends on besides its tokens, and who may share it.
+        fork_of: id of the request whose prompt it takes over once that is computed; None when it
+            computes its own.
         block_hashes: hashes of its full blocks, kept by the prefix index.
     """
 
@@ -74,7 +77,9 @@ class Request:
         "block_hashes",
         "eos_token_ids",
         "error",
+        "extra_keys",
         "first_scheduled_time",
+        "fork_of",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_inflight_steps",
@@ -101,6 +106,8 @@ class Request:
         eos_token_ids: list[int] | None = None,
         arrival_time: float = 0.0,
         priority: int = 0,
+        cache_salt: str | None = None,
+        fork_of: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.sampling_params = sampling_params
@@ -121,6 +128,8 @@ class Request:
         self.first_scheduled_time: float | None = None
         self.stop_reason: int | None = None
         self.error: str | None = None
+        self.extra_keys = () if cache_salt is None else (f"salt:{cache_salt}",)
+        self.fork_of = fork_of
         self.block_hashes: list[bytes] = []
 
     @classmethod
@@ -134,6 +143,8 @@ class Request:
             eos_token_ids=request.eos_token_ids,
             arrival_time=request.arrival_time,
             priority=request.priority,
+            cache_salt=request.cache_salt,
+            fork_of=request.fork_of,
         )
 
     def __repr__(self) -> str:

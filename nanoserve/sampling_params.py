@@ -45,6 +45,7 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string at the end of the text.
         output_kind: cumulative, delta or final-only results.
+        skip_reading_prefix_cache: compute the whole prompt, whatever is cached of it.
 
     Raises:
         InvalidRequestError: for a value out of range, with the field's name as `param`.
@@ -66,6 +67,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    skip_reading_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.stop is None:

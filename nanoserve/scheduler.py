@@ -224,6 +224,7 @@ class Scheduler:
         self.kv_cache_manager.free(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
+        victim.fork_of = None
         victim.spec_token_ids = []
         victim.num_preemptions += 1
         self._stats.num_preemptions += 1
@@ -247,6 +248,11 @@ class Scheduler:
         if request.num_inflight_steps:
             # Preempted while a step was under way: the token it will give is not known yet.
             return _Admission.LATER
+        if request.fork_of is not None:
+            parent = self.requests.get(request.fork_of)
+            if parent is not None and request.num_prompt_tokens > 1:
+                return self._try_fork(request, parent, step)
+            request.fork_of = None  # nobody to take it over from
         manager = self.kv_cache_manager
         hits, num_hit_tokens = manager.get_computed_blocks(request)
         num_external, loads_between_steps = self.connector.get_num_new_matched_tokens(
@@ -277,6 +283,31 @@ class Scheduler:
         self.connector.update_state_after_alloc(request, block_ids, num_external)
         self._admit(request, num_computed, num_hit_tokens)
         step.add_new(request, num_new_tokens, block_ids)
+        return _Admission.ADMITTED
+
+    def _try_fork(self, request: Request, parent: Request, step: StepBuilder) -> _Admission:
+        """Let a sequence take over the prompt its sibling has computed, all but the last token.
+
+        That token it computes itself, for the logits that its own first token is drawn from.
+        """
+        if parent.num_computed_tokens < parent.num_prompt_tokens:
+            return _Admission.LATER  # the prompt is still being computed, or will be again
+        num_shared = request.num_prompt_tokens - 1
+        if not self.kv_cache_manager.fork(parent, request, num_shared):
+            return _Admission.NO_ROOM
+        request.num_computed_tokens = num_shared
+        if self.kv_cache_manager.allocate_slots(request, 1) is None:
+            # There was no partly filled block to copy, so nothing is left to copy either.
+            self.kv_cache_manager.free(request)
+            request.num_computed_tokens = 0
+            return _Admission.NO_ROOM
+        request.fork_of = None
+        request.num_cached_tokens = 0  # counted once, for the sibling that looked them up
+        request.first_scheduled_time = time.monotonic()
+        self._admit(request, num_shared, 0)
+        block_ids = self.kv_cache_manager.get_block_ids(request.request_id)
+        self.connector.update_state_after_alloc(request, block_ids, 0)
+        step.add_new(request, 1, block_ids)
         return _Admission.ADMITTED
 
     def _must_fit_tokens(self, request: Request) -> int:

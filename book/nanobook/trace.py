@@ -66,7 +66,7 @@ def _noting(scheduler: Any) -> Any:
             )
             if tokens:
                 prompts = {
-                    new.request_id: new.num_prompt_tokens
+                    new.request_id: new.num_prompt_tokens - new.num_computed_tokens
                     for new in scheduler_output.scheduled_new_reqs
                 }
                 _append(start=began, end=time.monotonic(), tokens=tokens, prompts=prompts)
@@ -90,7 +90,7 @@ class Step:
     Attributes:
         start, end: time.monotonic() when it was planned, and when its tokens were known.
         tokens: the engine's request id -> tokens computed in it.
-        prompts: prompt tokens of the requests that it began.
+        prompts: prompt tokens that the requests which it began still had to read.
     """
 
     start: float

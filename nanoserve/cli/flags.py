@@ -25,6 +25,8 @@ HELP = {
     "kv_cache_memory": "memory for the KV cache in bytes, or as 4GiB",
     "num_gpu_blocks_override": "exact number of KV cache blocks",
     "gpu_memory_utilization": "share of the GPU's memory the engine may use",
+    "enable_prefix_caching": "let requests that begin alike share KV blocks",
+    "prefix_caching_hash_algo": "what names a block: sha256, or xxhash among trusted users",
     "max_num_seqs": "most requests running at once",
     "max_num_batched_tokens": "most tokens computed in one step",
     "enable_chunked_prefill": "let a prompt be computed over several steps",

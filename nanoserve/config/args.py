@@ -38,6 +38,8 @@ class EngineArgs:
     kv_cache_memory: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: str = "sha256"
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool = True
@@ -95,6 +97,8 @@ class EngineArgs:
                 kv_cache_memory=self.kv_cache_memory,
                 num_blocks=self.num_gpu_blocks_override,
                 gpu_memory_utilization=self.gpu_memory_utilization,
+                enable_prefix_caching=self.enable_prefix_caching,
+                prefix_caching_hash_algo=self.prefix_caching_hash_algo,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,

@@ -14,12 +14,16 @@ class CacheConfig:
         kv_cache_memory: bytes for all KV blocks; None lets the platform decide.
         num_blocks: exact number of blocks (the null block included), over kv_cache_memory.
         gpu_memory_utilization: share of the device's memory the engine may use (GPU only).
+        enable_prefix_caching: keep full blocks findable after their requests have ended.
+        prefix_caching_hash_algo: what names a block: "sha256", or "xxhash" among trusted users.
     """
 
     block_size: int = 16
     kv_cache_memory: int | None = None
     num_blocks: int | None = None
     gpu_memory_utilization: float = 0.92
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: str = "sha256"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

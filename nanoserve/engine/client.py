@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -65,6 +66,7 @@ class ProcessClient:
         self.ready: Future[EngineInfo] = Future()
         self._on_outputs, self._on_death, self._on_progress = on_outputs, on_death, on_progress
         self._lock = threading.Lock()
+        self._resets: deque[Future[bool]] = deque()
         self._closing = False
         self._folder = tempfile.mkdtemp(prefix="nanoserve-")
         self._context = zmq.Context()
@@ -103,6 +105,13 @@ class ProcessClient:
         """End sequences."""
         self._send(wire.ABORT, request_ids)
 
+    def reset_prefix_cache(self) -> "Future[bool]":
+        """Forget every cached prefix; the answer is False while requests hold blocks."""
+        answer: Future[bool] = Future()
+        self._resets.append(answer)
+        self._send(wire.RESET, None)
+        return answer
+
     def shutdown(self) -> None:
         """End the process and remove every trace of it. May be called more than once."""
         with self._lock:
@@ -138,6 +147,8 @@ class ProcessClient:
                 self._take(*self._from_engine.recv_multipart())
             elif self._process.poll() is not None:
                 break
+        while self._resets:
+            self._resets.popleft().set_exception(self._death())
         if not self.ready.done():
             self.ready.set_exception(self._death())
         elif not self._closing and self.ready.exception() is None:
@@ -148,6 +159,8 @@ class ProcessClient:
             self._on_outputs(wire.decode_outputs(payload))
         elif kind == wire.PROGRESS and self._on_progress is not None:
             self._on_progress(wire.decode_text(payload))
+        elif kind == wire.RESET_DONE:
+            self._resets.popleft().set_result(wire.decode_answer(payload))
         elif kind == wire.READY:
             # Both ends are connected and need the sockets' names no more: a front that is killed
             # from now on leaves nothing behind.

@@ -7,11 +7,13 @@ nor whether it runs in its caller's process or in its own.
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from nanoserve.config.engine import EngineConfig
 from nanoserve.engine.connector import KV_CONNECTORS, KVConnectorRole
 from nanoserve.engine.executor import EXECUTORS, Executor
 from nanoserve.engine.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
+from nanoserve.kvcache.prefix_index import PREFIX_INDEXES, PrefixIndexFactory
 from nanoserve.kvcache.spec import make_kv_cache_config
 from nanoserve.registry import load_plugins
 from nanoserve.request import Request, RequestStatus
@@ -48,9 +50,13 @@ class EngineCore:
         connector = KV_CONNECTORS.load(config.kv_transfer.kv_connector)(
             config, KVConnectorRole.SCHEDULER
         )
-        self.scheduler = SCHEDULERS.load(config.scheduler.scheduler_cls)(
-            config, kv_cache_config, connector
-        )
+        try:
+            self.scheduler = SCHEDULERS.load(config.scheduler.scheduler_cls)(
+                config, kv_cache_config, connector, _prefix_index(config)
+            )
+        except BaseException:
+            self._executor.shutdown()
+            raise
         self.info = EngineInfo(
             num_blocks=kv_cache_config.num_blocks,
             block_size=kv_cache_config.block_size,
@@ -70,6 +76,10 @@ class EngineCore:
         """End these sequences and free their blocks; ids that are gone already are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while requests hold blocks."""
+        return self.scheduler.kv_cache_manager.reset_prefix_cache()
+
     def has_work(self) -> bool:
         """True while a step would do something."""
         return self.scheduler.has_unfinished_requests() or self.scheduler.has_finished_requests()
@@ -84,3 +94,11 @@ class EngineCore:
     def shutdown(self) -> None:
         """Free the model and the cache. May be called more than once."""
         self._executor.shutdown()
+
+
+def _prefix_index(config: EngineConfig) -> PrefixIndexFactory:
+    """What makes the prefix index that the configuration means."""
+    if not config.cache.enable_prefix_caching:
+        null: PrefixIndexFactory = PREFIX_INDEXES.load("null")
+        return null
+    return partial(PREFIX_INDEXES.load("hash"), hash_name=config.cache.prefix_caching_hash_algo)

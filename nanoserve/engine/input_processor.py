@@ -19,7 +19,8 @@ from nanoserve.request import check_admissible
 from nanoserve.sampling_params import SamplingParams
 from nanoserve.tokenizer.tokenizer import Tokenizer
 
-# A prompt as callers may give it: text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}.
+# A prompt as callers may give it: text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...},
+# either with "cache_salt".
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
@@ -63,6 +64,7 @@ class InputProcessor:
         request_id: str | None = None,
         priority: int = 0,
         strict_length: bool = False,
+        cache_salt: str | None = None,
     ) -> ProcessedRequest:
         """Check a request and split it into its n sequences.
 
@@ -73,11 +75,14 @@ class InputProcessor:
             priority: lower is served first under the priority policy.
             strict_length: refuse a prompt + max_tokens past the model's length, as the HTTP API
                 does; otherwise the output simply ends there.
+            cache_salt: only requests with the same salt share cached prefixes; a mapping's own
+                `cache_salt` comes first.
 
         Raises:
             InvalidRequestError: for anything that cannot be served.
         """
         text, token_ids = self._tokens(prompt)
+        salt = _checked_salt(prompt, cache_salt)
         self._check_tokens(token_ids)
         params = self._limit(params, len(token_ids), strict_length)
         for token_id in params.stop_token_ids:
@@ -105,6 +110,8 @@ class InputProcessor:
                 eos_token_ids=self.eos_token_ids,
                 arrival_time=arrival,
                 priority=priority,
+                cache_salt=salt,
+                fork_of=f"{internal}-0" if index else None,
             )
             for index in range(params.n)
         ]
@@ -152,3 +159,10 @@ class InputProcessor:
         room = self._max_model_len - prompt_len
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         return replace(params, max_tokens=limit)
+
+
+def _checked_salt(prompt: Prompt, default: str | None) -> str | None:
+    salt = prompt.get("cache_salt", default) if isinstance(prompt, Mapping) else default
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidRequestError("cache_salt must be a text that is not empty", "cache_salt")
+    return salt

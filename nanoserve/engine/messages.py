@@ -32,6 +32,8 @@ class EngineCoreRequest:
         eos_token_ids: the model's end-of-sequence tokens.
         arrival_time: seconds of time.monotonic().
         priority: lower is served first under the priority policy.
+        cache_salt: only requests with the same salt share cached prefixes.
+        fork_of: the sequence of the same request whose prompt this one shares, if there is one.
     """
 
     request_id: str
@@ -41,6 +43,8 @@ class EngineCoreRequest:
     eos_token_ids: list[int]
     arrival_time: float
     priority: int = 0
+    cache_salt: str | None = None
+    fork_of: str | None = None
 
 
 @dataclass

@@ -22,8 +22,9 @@ from nanoserve.engine.messages import EngineCoreOutputs, EngineCoreRequest, Engi
 from nanoserve.errors import ConfigError, ModelLoadError
 
 # Kinds of message, the first frame of each.
-CONFIG, ADD, ABORT, SHUTDOWN = b"config", b"add", b"abort", b"shutdown"
+CONFIG, ADD, ABORT, RESET, SHUTDOWN = b"config", b"add", b"abort", b"reset", b"shutdown"
 PROGRESS, READY, FAILED, OUTPUTS = b"progress", b"ready", b"failed", b"outputs"
+RESET_DONE = b"reset done"
 
 # How long a step may still run after the front has gone.
 ORPHAN_GRACE_SECONDS = 3.0
@@ -43,6 +44,7 @@ decode_request = msgspec.msgpack.Decoder(EngineCoreRequest).decode
 decode_text = msgspec.msgpack.Decoder(str).decode
 decode_ids = msgspec.msgpack.Decoder(list[str]).decode
 decode_outputs = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
+decode_answer = msgspec.msgpack.Decoder(bool).decode
 decode_info = msgspec.msgpack.Decoder(EngineInfo).decode
 decode_failure = msgspec.msgpack.Decoder(LoadFailure).decode
 
@@ -108,6 +110,8 @@ class EngineCoreProcess:
                 core.add_request(payload)
             elif kind == ABORT:
                 core.abort_requests(payload)
+            elif kind == RESET:
+                self._send(RESET_DONE, core.reset_prefix_cache())
             elif kind == SHUTDOWN:
                 return False
             block = False
@@ -122,6 +126,8 @@ class EngineCoreProcess:
                 self._messages.put((kind, decode_request(payload)))
             elif kind == ABORT:
                 self._messages.put((kind, decode_ids(payload)))
+            elif kind == RESET:
+                self._messages.put((kind, None))
             else:
                 self._messages.put((kind, None))
                 return

@@ -55,7 +55,11 @@ class PrefixIndex(Protocol):
 PrefixIndexFactory = Callable[[BlockPool, KVCacheConfig], PrefixIndex]
 
 PREFIX_INDEXES = Registry(
-    "prefix index", {"null": "nanoserve.kvcache.prefix_index:NullPrefixIndex"}
+    "prefix index",
+    {
+        "null": "nanoserve.kvcache.prefix_index:NullPrefixIndex",
+        "hash": "nanoserve.kvcache.prefix_cache:PrefixCache",
+    },
 )
 
 

@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from nanoserve import envs
 from nanoserve.async_llm import AsyncLLM
 from nanoserve.server import chat, completions, ops
 from nanoserve.server.errors import install_error_handlers
@@ -29,6 +30,8 @@ def create_app(engine: AsyncLLM, settings: ServerSettings) -> FastAPI:
     install_error_handlers(app)
     for part in (chat, completions, ops):
         app.include_router(part.router)
+    if envs.get("NANOSERVE_SERVER_DEV_MODE"):
+        app.include_router(ops.dev_router)
     # Each is wrapped around those before it: the last one sees a request first.
     app.add_middleware(LoadMiddleware)
     app.add_middleware(BodyLimitMiddleware, limit=settings.max_body_bytes)

@@ -47,7 +47,14 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         "model": model,
     }
     try:
-        generation = Generation(server.engine, [prompt], params, head["id"], body.priority or 0)
+        generation = Generation(
+            server.engine,
+            [prompt],
+            params,
+            head["id"],
+            body.priority or 0,
+            cache_salt=body.cache_salt,
+        )
     except InvalidRequestError as error:
         raise _for_chat(error, body) from None
     tokenizer = server.engine.tokenizer

@@ -93,6 +93,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
         params,
         writer.head["id"],
         body.priority or 0,
+        cache_salt=body.cache_salt,
         # The API's default of 16 tokens gives way to what fits; a number the client sent does not.
         strict_length=body.max_tokens is not None,
         prompt_only=body.max_tokens == 0,

@@ -17,7 +17,6 @@ logger = logging.getLogger("nanoserve.server")
 # Accepted and without effect here: none of them changes the text that is generated.
 HARMLESS = frozenset(
     {
-        "cache_salt",
         "guided_decoding_backend",
         "metadata",
         "parallel_tool_calls",

@@ -39,6 +39,7 @@ class Generation:
         priority: int = 0,
         strict_length: bool = True,
         prompt_only: bool = False,
+        cache_salt: str | None = None,
     ) -> None:
         self.prompts = prompts
         self._prompt_only = prompt_only
@@ -50,7 +51,12 @@ class Generation:
             for number, prompt in enumerate(prompts):
                 name = request_id if len(prompts) == 1 else f"{request_id}-{number}"
                 stream = engine.add_request(
-                    prompt, params, name, priority=priority, strict_length=strict_length
+                    prompt,
+                    params,
+                    name,
+                    priority=priority,
+                    strict_length=strict_length,
+                    cache_salt=cache_salt,
                 )
                 self._streams.append(stream)
         except BaseException:

@@ -12,6 +12,8 @@ from nanoserve.server.state import ServerState, server_state
 from nanoserve.version import __version__, source_hash, source_path
 
 router = APIRouter()
+# Served in dev mode only: what any client could use to slow the others down.
+dev_router = APIRouter()
 _SOURCE = {"path": source_path(), "hash": source_hash()}
 
 
@@ -61,6 +63,13 @@ async def retrieve_model(name: str, request: Request) -> Response:
     """One served name."""
     server = server_state(request)
     return JSONResponse(_model(server, server.model_for(name)).model_dump())
+
+
+@dev_router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget every cached prefix: 200, or 409 while requests hold blocks."""
+    done = await server_state(request).engine.reset_prefix_cache()
+    return Response(status_code=200 if done else 409)
 
 
 def _model(server: ServerState, name: str) -> Model:

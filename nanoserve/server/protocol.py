@@ -54,6 +54,10 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = Field(
+        None, min_length=1, description="Only requests with the same salt share cached prefixes."
+    )
+    skip_reading_prefix_cache: bool | None = None
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\w.:/-]+$")
 
     @field_validator("stop", mode="before")

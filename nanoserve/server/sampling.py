@@ -135,5 +135,6 @@ def _params(
         logprobs=logprobs,
         skip_special_tokens=sent("skip_special_tokens", True),
         include_stop_str_in_output=sent("include_stop_str_in_output", False),
+        skip_reading_prefix_cache=sent("skip_reading_prefix_cache", False),
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     )

@@ -14,7 +14,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from nanofixtures.scheduling import ChainIndex, Harness, make_request, make_scheduler
+from nanofixtures.scheduling import (
+    ChainIndex,
+    Harness,
+    RecordingCache,
+    make_request,
+    make_scheduler,
+    make_siblings,
+)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -30,7 +37,7 @@ class EngineMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         threshold=st.sampled_from([0, 0, 1, 3]),
         policy=st.sampled_from(["fcfs", "priority"]),
-        cached=st.booleans(),
+        index=st.sampled_from([None, ChainIndex, RecordingCache, RecordingCache]),
         num_drafts=st.sampled_from([0, 0, 2, 4]),
         seed=st.integers(0, 1000),
     )
@@ -45,7 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         chunked,
         threshold,
         policy,
-        cached,
+        index,
         num_drafts,
         seed,
     ):
@@ -58,7 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
                 block_size=block_size,
                 num_groups=num_groups,
                 max_model_len=max_model_len,
-                prefix_index=ChainIndex if cached else None,
+                prefix_index=index,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=budget if chunked else max(budget, max_model_len),
                 enable_chunked_prefill=chunked,
@@ -97,6 +104,30 @@ class EngineMachine(RuleBasedStateMachine):
         )
         outputs = min(max_tokens or self.max_model_len, self.max_model_len)
         self.work += -(-length // self.chunk) + outputs
+
+    @rule(
+        length=st.integers(1, 36),
+        shared=st.booleans(),
+        n=st.integers(2, 4),
+        max_tokens=st.sampled_from([1, 3, 9]),
+        salt=st.sampled_from([None, "a", "b"]),
+        skip=st.booleans(),
+    )
+    def add_siblings(self, length, shared, n, max_tokens, salt, skip):
+        name = f"s{len(self.harness.requests)}"
+        prompt = [1] * length if shared else length
+        siblings = make_siblings(
+            name,
+            prompt,
+            n,
+            max_tokens=max_tokens,
+            cache_salt=salt,
+            skip_reading_prefix_cache=skip,
+        )
+        for request in siblings:
+            self.harness.add(request)
+        # At worst none of them finds its sibling's blocks.
+        self.work += n * (-(-length // self.chunk) + max_tokens)
 
     @precondition(lambda self: self.harness.requests)
     @rule(data=st.data())

@@ -21,6 +21,7 @@ from nanoserve.engine.messages import EngineCoreOutput
 from nanoserve.kvcache.block import KVCacheBlock
 from nanoserve.kvcache.block_pool import BlockPool
 from nanoserve.kvcache.manager import KVCacheManager
+from nanoserve.kvcache.prefix_cache import PrefixCache
 from nanoserve.kvcache.spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup
 from nanoserve.request import Request, RequestStatus
 from nanoserve.sampling_params import SamplingParams
@@ -70,6 +71,8 @@ def make_request(
     priority: int = 0,
     arrival_time: float = 0.0,
     eos: list[int] | None = None,
+    cache_salt: str | None = None,
+    fork_of: str | None = None,
     **params,
 ) -> Request:
     """A request; a number as prompt makes that many tokens, different ones for each id."""
@@ -85,7 +88,21 @@ def make_request(
         eos or [],
         arrival_time=arrival_time,
         priority=priority,
+        cache_salt=cache_salt,
+        fork_of=fork_of,
     )
+
+
+def make_siblings(request_id: str, prompt: int | list[int], n: int, **settings) -> list[Request]:
+    """The n sequences of one request, as the front sends them."""
+    if isinstance(prompt, int):
+        rng = random.Random(request_id)
+        prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
+    first = f"{request_id}-0"
+    return [
+        make_request(f"{request_id}-{i}", prompt, fork_of=first if i else None, **settings)
+        for i in range(n)
+    ]
 
 
 def block_hash(parent: bytes, tokens: list[int]) -> bytes:
@@ -131,6 +148,24 @@ class ChainIndex:
     ) -> None:
         for block, name in zip(blocks[start:end], self._hash(request, end)[start:end], strict=True):
             self.pool.cache_block(block, name, group_id)
+
+
+class RecordingCache(PrefixCache):
+    """The real prefix cache, and beside it what each name stands for."""
+
+    def __init__(self, pool: BlockPool, config: KVCacheConfig) -> None:
+        super().__init__(pool, config)
+        self.contents: dict[bytes, list[int]] = {}
+        self.salts: dict[bytes, tuple[str, ...]] = {}
+
+    def _names(self, request: Request, num_blocks: int) -> list[bytes]:
+        names = super()._names(request, num_blocks)
+        for i, name in enumerate(names):
+            known = request.token_ids[: (i + 1) * self._block_size]
+            assert self.contents.setdefault(name, known) == known, "one name for two prefixes"
+            salt = self.salts.setdefault(name, request.extra_keys)
+            assert salt == request.extra_keys, "one name for two salts"
+        return names
 
 
 def next_token(pairs: list[tuple[int, int]]) -> int:
