@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROW_INCHES = 0.52
-CHARACTERS = 52
+CHARACTERS = 54
 """How many characters of a label fit over the whole width."""
 
 _BAR = 0.34  # of a row
@@ -118,7 +118,9 @@ def draw(ax: "Axes", edges: Sequence[Edge], block_size: int, width: int | None =
             )
         for at in range(-(-(bar.start + 1) // block_size) * block_size, end, block_size):
             ax.plot([at, at], [top, top + _BAR], color=style.PAPER, lw=0.8, ls="-", marker="")
-        label = _cut(bar.edge.label, round(bar.edge.num_tokens / width * CHARACTERS))
+        # Nothing stands to the right of a leaf.
+        room = bar.edge.num_tokens if bar.edge.children else width - bar.start
+        label = _cut(bar.edge.label, int(room / width * CHARACTERS) - 1)
         ax.text(bar.start, top + _BAR + 0.06, label, fontsize=style.SMALL, va="bottom")
     rows = max(2, num_rows(edges))
     ax.set(xlim=(0, width), ylim=(-rows + 0.8, 1.0), yticks=[], xlabel="tokens from the beginning")
@@ -130,4 +132,4 @@ def _cut(label: str, length: int) -> str:
     label = " ".join(label.split())
     if len(label) <= length:
         return label
-    return label[: length - 1] + "…" if length > 1 else ""
+    return label[: length - 1] + "…" if length > 3 else ""

@@ -6,10 +6,12 @@ and the message says which of them would have been handed the other's keys and v
 
 import hashlib
 import random
+import runpy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from nanobook.grading import Wrong, grader
+from nanobook.grading import Wrong, chapter_check, grader
 
 Names = Sequence[Any]
 
@@ -444,3 +446,12 @@ def _num_shared(
             chain.append(parent)
         chains.append(chain)
     return sum(x == y for x, y in zip(*chains, strict=True))
+
+
+# -- the chapter --------------------------------------------------------------------------------
+
+
+@chapter_check(5)
+def cache() -> None:
+    """The prefix index that the learner's cells have built; see built_05.py beside this file."""
+    runpy.run_path(str(Path(__file__).with_name("built_05.py")))["check"]()
