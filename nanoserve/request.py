@@ -5,7 +5,9 @@ decode here: a request has known tokens, some of them computed, and is done when
 module must not know blocks or batches.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from nanoserve.engine.messages import EngineCoreRequest, FinishReason
 from nanoserve.errors import InvalidRequestError
@@ -42,6 +44,20 @@ _FINISH_REASONS = {
 }
 
 
+class MediaItem(NamedTuple):
+    """An image or the like: all such items have the same placeholder tokens in the prompt.
+
+    Attributes:
+        identifier: names its contents, as a hash of them does.
+        offset: position of its first placeholder token.
+        length: how many there are.
+    """
+
+    identifier: str
+    offset: int
+    length: int
+
+
 class Request:
     """One sequence.
 
@@ -66,7 +82,8 @@ class Request:
         first_scheduled_time: when it was first admitted, seconds of time.monotonic().
         stop_reason: the stop token id that ended it, if one did.
         error: why it failed, in a sentence for the client, when its status is FINISHED_ERROR.
-        extra_keys: what its KV depends on besides its tokens, and who may share it.
+        extra_keys: what all its KV depends on besides its tokens, and who may share it.
+        media: what stands behind the placeholder tokens of its prompt.
         fork_of: id of the request whose prompt it takes over once that is computed; None when it
             computes its own.
         block_hashes: hashes of its full blocks, kept by the prefix index.
@@ -80,6 +97,7 @@ class Request:
         "extra_keys",
         "first_scheduled_time",
         "fork_of",
+        "media",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_inflight_steps",
@@ -108,6 +126,8 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         fork_of: str | None = None,
+        lora_name: str | None = None,
+        media: Sequence[MediaItem] = (),
     ) -> None:
         self.request_id = request_id
         self.sampling_params = sampling_params
@@ -128,7 +148,9 @@ class Request:
         self.first_scheduled_time: float | None = None
         self.stop_reason: int | None = None
         self.error: str | None = None
-        self.extra_keys = () if cache_salt is None else (f"salt:{cache_salt}",)
+        keys = (("lora", lora_name), ("salt", cache_salt))
+        self.extra_keys = tuple(f"{kind}:{key}" for kind, key in keys if key is not None)
+        self.media = tuple(media)
         self.fork_of = fork_of
         self.block_hashes: list[bytes] = []
 

@@ -251,7 +251,10 @@ class Scheduler:
         if request.fork_of is not None:
             parent = self.requests.get(request.fork_of)
             if parent is not None and request.num_prompt_tokens > 1:
-                return self._try_fork(request, parent, step)
+                if parent.num_computed_tokens < parent.num_prompt_tokens:
+                    return _Admission.LATER  # the prompt is still being computed, or will be again
+                if self.kv_cache_manager.can_fork(parent, request.num_prompt_tokens - 1):
+                    return self._try_fork(request, parent, step)
             request.fork_of = None  # nobody to take it over from
         manager = self.kv_cache_manager
         hits, num_hit_tokens = manager.get_computed_blocks(request)
@@ -290,8 +293,6 @@ class Scheduler:
 
         That token it computes itself, for the logits that its own first token is drawn from.
         """
-        if parent.num_computed_tokens < parent.num_prompt_tokens:
-            return _Admission.LATER  # the prompt is still being computed, or will be again
         num_shared = request.num_prompt_tokens - 1
         if not self.kv_cache_manager.fork(parent, request, num_shared):
             return _Admission.NO_ROOM
@@ -328,7 +329,8 @@ class Scheduler:
             request.num_cached_tokens = num_computed
             request.first_scheduled_time = time.monotonic()
             # Once a request: a lookup that led to nothing, or one after a preemption, is no query.
-            if self.kv_cache_manager.enable_caching:
+            skips = request.sampling_params.skip_reading_prefix_cache
+            if self.kv_cache_manager.enable_caching and not skips:
                 self._stats.prefix_cache_queries += request.num_tokens
                 self._stats.prefix_cache_hits += num_hit_tokens
 

@@ -11,6 +11,7 @@ import ast
 import importlib
 import linecache
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -20,7 +21,7 @@ from nanobook.chapters import PACKAGE_FOLDERS
 from nanobook.imports import dotted, is_ours
 from nanobook.names import rebind
 from nanobook.source import HEADER, Piece, bound_names, join, locate, symbols_of
-from nanobook.workspace import Workspace, digest, replace_file
+from nanobook.workspace import Workspace, digest, read_text, replace_file
 
 
 class BuildError(ValueError):
@@ -49,12 +50,20 @@ class Built:
     stale: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        text = f"built {self.path}::{self.symbol} · {self.lines} lines"
+        lines = f"{self.lines} line{'' if self.lines == 1 else 's'}"
+        text = f"built {self.path}::{self.symbol} · {lines}"
         if self.reloaded:
-            text += f" · imported anew: {', '.join(self.reloaded)}"
+            text += f" · imported anew: {_few(self.reloaded, 3)}"
         if self.stale:
-            text += f"\nstale, make them again: {', '.join(self.stale)}"
+            text += f"\nstale, make them again: {_few(self.stale, 8)}"
         return text
+
+
+def _few(names: list[str], most: int) -> str:
+    """Names, or the first of many."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
 def build(
@@ -75,7 +84,8 @@ def build(
     text = join(pieces)
     _compile(path, symbol, pieces, text)
     if symbol != HEADER and symbol not in symbols_of(text):
-        raise BuildError(f"the cell builds {symbol}, but does not define it")
+        indent = " (a method stands indented, as in its class)" if "." in symbol else ""
+        raise BuildError(f"the cell builds {symbol}, but does not define it{indent}")
     built = Built(path, symbol, body.strip("\n").count("\n") + 1)
     if text == before:
         workspace.write_own(path, text)
@@ -83,6 +93,7 @@ def build(
     else:
         with _Swap(workspace, path, pieces, text) as swap:
             workspace.write_own(path, text)
+            workspace.remember_pieces(path, pieces)
             module = swap.reload()
         built.reloaded = swap.others
         built.stale = rebind(namespace, swap.old)
@@ -166,16 +177,43 @@ def _import(workspace: Workspace, path: str) -> ModuleType:
 def _compile(path: str, symbol: str, pieces: list[Piece], text: str) -> None:
     """Raise a SyntaxError that points into the cell at fault."""
     try:
-        compile(text, f"<{path}>", "exec", dont_inherit=True)  # no name of a file that could exist
+        _parse(path, text)
     except SyntaxError as error:
         place = locate(pieces, error.lineno or 1)
         cell, line = (place.symbol, place.line) if place else (symbol, 1)
+        if (own := _error_alone(path, symbol, dict(pieces)[symbol], cell)) is not None:
+            error, cell, line = own, symbol, own.lineno or 1
         error.filename = f"%%build {path}::{cell}"
         if error.end_lineno is not None and error.lineno is not None:
             error.end_lineno += line - error.lineno
         error.lineno = line
         error.args = (error.msg, (error.filename, line, error.offset, error.text))
         raise error.with_traceback(None) from None
+
+
+def _parse(path: str, text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come when the file is imported
+        compile(text, f"<{path}>", "exec", dont_inherit=True)  # no name of a file that could exist
+
+
+def _error_alone(path: str, symbol: str, piece: str, shown_in: str) -> SyntaxError | None:
+    """What is wrong with a piece by itself, in the cell's own lines. Of a function without a body,
+    say, or of a line that ends its class too early: in the file that shows only in a cell below.
+    """
+    magic = "class _:\n" if "." in symbol else "\n"  # stands for the cell's first line
+    text = f"{magic}{piece}\n"
+    try:
+        _parse(path, text)
+    except SyntaxError as error:
+        error.lineno = min(error.lineno or 1, piece.count("\n") + 2)
+        return error
+    last = ast.parse(text).body[-1]
+    if shown_in == symbol or "." not in shown_in or isinstance(last, ast.ClassDef):
+        return None
+    early = SyntaxError(f"this line ends the class, which goes on in the cell of {shown_in}")
+    early.lineno, early.offset, early.text = last.lineno, 1, text.splitlines()[last.lineno - 1]
+    return early
 
 
 class _Swap:
@@ -186,7 +224,8 @@ class _Swap:
         self.file = str(workspace.folder / path)
         self.name = dotted(path)
         self.before = workspace.text(path)
-        self.own_before = workspace.own(path)
+        self.kept = {file: read_text(file) for file in workspace.kept(path)}
+        self.lent = path in workspace.state["lent"]
         self.old: dict[str, ModuleType] = {}
         self.others: list[str] = []
 
@@ -240,10 +279,14 @@ class _Swap:
         # `forget_lines`.
         lines = self.text.splitlines(keepends=True)
         linecache.cache[self.file] = (len(self.text), None, lines, self.file)
-        for name in set(sys.modules) - self.loaded_before:
-            if is_ours(name):
-                del sys.modules[name]
+        new = {n: sys.modules[n] for n in set(sys.modules) - self.loaded_before if is_ours(n)}
+        for name in new:
+            del sys.modules[name]
         sys.modules.update(self.old)
+        for name, module in new.items():
+            folder, _, last = name.rpartition(".")
+            if folder in sys.modules and vars(sys.modules[folder]).get(last) is module:
+                delattr(sys.modules[folder], last)
         for name, (parent, value) in self.parents.items():
             last = name.rpartition(".")[2]
             if value is not None:
@@ -253,15 +296,17 @@ class _Swap:
         self._put_back()
 
     def _put_back(self) -> None:
-        own = self.workspace.keep / "own" / self.path
         if self.before is None:
             self.workspace.remove(self.path)
         else:
             self.workspace.write(self.path, self.before)
-        if self.own_before is None:
-            own.unlink(missing_ok=True)
-        else:
-            replace_file(own, self.own_before)
+        for file, text in self.kept.items():
+            if text is None:
+                file.unlink(missing_ok=True)
+            else:
+                replace_file(file, text)
+        if self.lent:
+            self.workspace.remember(lent=sorted({*self.workspace.state["lent"], self.path}))
         importlib.invalidate_caches()
 
 

@@ -1,11 +1,15 @@
 """`nanobook`: the course's command line.
 
-    nanobook sync           rewrite the notebooks' cells from the packages
-    nanobook check          fail, with a diff, where notebooks and packages differ
-    nanobook tangle OUT     rebuild both packages from the notebooks alone
-    nanobook map            which cell holds which part of which module
     nanobook progress       which exercises have been passed
     nanobook serve ...      serve with the package that your cells have built
+    nanobook map            which cell holds which part of which module
+    nanobook tangle OUT     rebuild both packages from the notebooks alone
+
+For authors of chapters:
+
+    nanobook check          fail, with a diff, where notebooks and packages differ
+    nanobook sync           rewrite the notebooks' cells from the packages; what was edited in cells
+                            that carry the packages is lost
 
 It reads arguments and prints; what is done is done elsewhere.
 """
@@ -30,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="nanobook",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="nanobook {sync,check,tangle,map,progress,serve} ...",
+        usage="nanobook {progress,serve,map,tangle,check,sync} ...",
     )
     commands = parser.add_subparsers(dest="command", required=True, help=argparse.SUPPRESS)
     for name in ("sync", "check"):

@@ -6,14 +6,17 @@ process of its own; where it passes, later chapters stand on that code. This mod
 any exercise.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +27,10 @@ from nanobook.rebuild import chapter_number, write_files
 from nanobook.workspace import Workspace, digest
 
 CHECK_SECONDS = 300
+
+
+ANSWER_SECONDS = 60
+"""How long an answer may take. Right ones take one or two."""
 
 
 class Wrong(AssertionError):
@@ -125,7 +132,13 @@ def grade(one: Grader, answers: Mapping[str, Any]) -> None:
             f"{one.exercise}: there is no {', '.join(missing)} yet: run the cell of the exercise"
         )
     try:
-        one.run(*(answers[name] for name in one.answers))
+        with _time_limit(ANSWER_SECONDS):
+            one.run(*(answers[name] for name in one.answers))
+    except _StillRunningError:
+        raise CheckFailed(
+            f"{one.exercise}: your code was still running after {ANSWER_SECONDS} s: does a loop "
+            "in it never end?"
+        ) from None
     except Wrong as error:
         raise CheckFailed(f"{one.exercise} is not right yet: {error}") from error
     except NotImplementedError as error:
@@ -134,6 +147,30 @@ def grade(one: Grader, answers: Mapping[str, Any]) -> None:
         raise CheckFailed(
             f"{one.exercise}: your code raised {type(error).__name__}: {error}{_where(error)}"
         ) from error
+
+
+class _StillRunningError(BaseException):
+    """The time is up. No Exception, so that an answer's own `except` does not catch it."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Interrupt what runs inside after so many seconds, where this process can be interrupted."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _StillRunningError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _where(error: BaseException) -> str:
@@ -159,9 +196,10 @@ def check(workspace: Workspace, what: str, namespace: Mapping[str, Any]) -> None
         _record(workspace, what)
         print(f"{what} passed")
         return
-    failures = []
+    failures, absent = [], []
     for one in graders.values():
         if not any(name in namespace for name in one.answers):
+            absent.append(one.exercise)
             continue
         try:
             grade(one, namespace)
@@ -170,6 +208,8 @@ def check(workspace: Workspace, what: str, namespace: Mapping[str, Any]) -> None
             continue
         _record(workspace, one.exercise)
         print(f"{one.exercise} passed")
+    if absent:
+        print(f"not graded, for their cells have not been run here: {', '.join(absent)}")
     try:
         check_chapter(workspace, number)
         print(f"the code of chapter {number} passed: later chapters will build on yours")

@@ -9,7 +9,7 @@ import importlib
 import importlib.abc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -54,10 +54,18 @@ class WorkspaceFinder(importlib.abc.MetaPathFinder):
     Args:
         folder: the workspace.
         homes: path of a file -> the notebook that brings it.
+        hidden: gives the files that lie there for other processes only.
+        open_stem: the notebook that is open.
     """
 
-    def __init__(self, folder: Path, homes: Mapping[str, str]) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        homes: Mapping[str, str],
+        hidden: Callable[[], Set[str]] = frozenset,
+        open_stem: str | None = None,
+    ) -> None:
+        self.folder, self.hidden, self.open_stem = folder, hidden, open_stem
         self.homes = {dotted(path): (path, stem) for path, stem in homes.items()}
 
     def find_spec(
@@ -73,18 +81,32 @@ class WorkspaceFinder(importlib.abc.MetaPathFinder):
         if name not in self.homes:
             return None  # the learner's own, or nobody's
         path, stem = self.homes[name]
-        if (self.folder / path).is_file():
+        if (self.folder / path).is_file() and path not in self.hidden():
             return None
-        message = f"{name} is not in the workspace yet: it comes in {stem}"
-        raise ModuleNotFoundError(message, name=name)
+        where = (
+            "its cells are in this notebook, run them"
+            if stem == self.open_stem
+            else f"it comes in {stem}"
+        )
+        # Without its name: `from package import module` would swallow an error that has it.
+        raise ModuleNotFoundError(f"{name} is not in the workspace yet: {where}")
 
 
-def activate(folder: Path, homes: Mapping[str, str]) -> None:
-    """Make this process, and those that it starts, import the packages from a workspace."""
+def activate(
+    folder: Path,
+    homes: Mapping[str, str],
+    hidden: Callable[[], Set[str]] = frozenset,
+    open_stem: str | None = None,
+) -> None:
+    """Make this process, and those that it starts, import the packages from a workspace.
+
+    Args:
+        folder, homes, hidden, open_stem: as in WorkspaceFinder.
+    """
     ours = [str(folder / parent) for parent in parents()]
     sys.path[:] = [*ours, *(entry for entry in sys.path if entry not in ours)]
     os.environ["PYTHONPATH"] = python_path(folder)
     # By name: `%reload_ext` may have made the class anew.
     others = [one for one in sys.meta_path if type(one).__name__ != WorkspaceFinder.__name__]
-    sys.meta_path[:] = [WorkspaceFinder(folder, homes), *others]
+    sys.meta_path[:] = [WorkspaceFinder(folder, homes, hidden, open_stem), *others]
     forget_packages()

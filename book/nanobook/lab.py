@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from nanobook.execution import CALM_THREADS
 from nanobook.rebuild import CourseError, find_root, notebooks
 
 SETTINGS = Path(__file__).with_name("jupyter")
@@ -26,7 +27,8 @@ def command(root: Path, arguments: list[str]) -> list[str]:
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """The environment that it runs in."""
     paths = [given["JUPYTER_CONFIG_PATH"]] if given.get("JUPYTER_CONFIG_PATH") else []
-    return {**given, "JUPYTER_CONFIG_PATH": os.pathsep.join([*paths, str(SETTINGS)])}
+    settings = os.pathsep.join([*paths, str(SETTINGS)])
+    return {**CALM_THREADS, **given, "JUPYTER_CONFIG_PATH": settings}
 
 
 def main(argv: list[str] | None = None) -> int:

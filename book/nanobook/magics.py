@@ -37,7 +37,10 @@ class CourseMagics(Magics):
         """This notebook's workspace. UsageError before `%chapter`, and if it is another's now."""
         if self._workspace is None:
             raise UsageError("no workspace yet: run the cell with %chapter first")
-        if (now := self._workspace.state["stem"]) != self._stem:
+        now = self._workspace.state["stem"]
+        if now is None:
+            raise UsageError("the workspace is gone: run the cell with %chapter again")
+        if now != self._stem:
             raise UsageError(f"the workspace is {now}'s now: run the cell with %chapter again")
         return self._workspace
 
@@ -55,6 +58,8 @@ class CourseMagics(Magics):
             banner = workspace.prepare(stem, "--reference" in flags, "--reset" in flags)
         except (CourseError, NotebookError) as error:
             raise UsageError(str(error)) from None
+        except OSError as error:
+            raise UsageError(f"the workspace cannot be written: {error}") from None
         workspace.activate()
         self._workspace, self._stem = workspace, stem
         print(banner)

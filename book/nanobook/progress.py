@@ -26,6 +26,7 @@ def report(workspace: Workspace) -> str:
         line = f"chapter {number:02}: built {own} of {len(paths)} files{fit}"
         lines.append(f"{line}; {marks}" if marks else line)
     done = sum(one in passed for one in ids)
+    lines += [str(error) for error in workspace.unreadable.values()]
     return "\n".join([*lines, f"{done} of {len(ids)} exercises passed"])
 
 

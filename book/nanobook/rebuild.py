@@ -5,12 +5,15 @@ notebooks is read, so it works where the packages are absent. This module must n
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanobook import notebook as nb
 from nanobook.source import HEADER, Piece, join, split
+
+_STEM = re.compile(r"\d\d_[a-z0-9_]+")
 
 
 class CourseError(ValueError):
@@ -41,8 +44,9 @@ def find_root(start: Path | None = None) -> Path:
 
 
 def notebooks(root: Path) -> list[Path]:
-    """The chapters' notebooks, in the order of the course."""
-    return sorted((root / "chapters").glob("[0-9][0-9]_*.ipynb"))
+    """The chapters' notebooks, in the order of the course. An editor's copies are none of them."""
+    found = (root / "chapters").glob("[0-9][0-9]_*.ipynb")
+    return sorted(path for path in found if _STEM.fullmatch(path.stem))
 
 
 def chapter_number(stem: str) -> int:

@@ -25,6 +25,7 @@ from nanobook.grading import environment
 from nanobook.rebuild import CourseError, find_root
 from nanobook.workspace import Workspace
 
+HOST = "127.0.0.1"
 READY_SECONDS = 240
 STOP_SECONDS = 15
 
@@ -71,7 +72,7 @@ class Server:
         folder, port = self._folder(), free_port()
         command = [sys.executable, "-P", "-m", "nanoserve.cli.main", "serve"]
         command += [self.model] if self.model else []
-        command += ["--host", "127.0.0.1", "--port", str(port), *self.args]
+        command += ["--host", HOST, "--port", str(port), *self.args]
         handle, self._log = tempfile.mkstemp(prefix="nanoserve-", suffix=".log")
         try:
             self._process = subprocess.Popen(
@@ -85,8 +86,9 @@ class Server:
         finally:
             os.close(handle)
         atexit.register(self.stop)
+        no_proxy(HOST)
         self._guard = guard(self._process.pid)
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{HOST}:{port}"
         try:
             self._wait()
         except BaseException:
@@ -221,10 +223,18 @@ def guard(group: int) -> "subprocess.Popen[bytes]":
     )
 
 
+def no_proxy(host: str) -> None:
+    """Have this process, whatever client its cells use, reach a host without the user's proxy."""
+    for name in ("no_proxy", "NO_PROXY"):
+        hosts = [one.strip() for one in os.environ.get(name, "").split(",") if one.strip()]
+        if host not in hosts and "*" not in hosts:
+            os.environ[name] = ",".join([*hosts, host])
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
@@ -235,12 +245,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         workspace = Workspace()
-        lent = workspace.fill()
+        workspace.fill()
     except CourseError as error:
         print(f"nanobook: {error}", file=sys.stderr)
         return 1
-    own = len(workspace.view()) - len(lent)
-    print(f"serving from {workspace.folder}: {own} files of the workspace, {len(lent)} lent")
+    except OSError as error:
+        print(f"nanobook: the workspace cannot be written: {error}", file=sys.stderr)
+        return 1
+    files = workspace.view()
+    own = sum(workspace.own(path) == workspace.text(path) for path in files)
+    print(f"from {workspace.folder}: {own} files are yours, {len(files) - own} are the course's")
     sys.stdout.flush()
     command = [sys.executable, "-P", "-m", "nanoserve.cli.main", "serve", *arguments]
     return _become(command, environment(workspace.folder))

@@ -13,14 +13,15 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nanobook import imports
-from nanobook.chapters import PACKAGE_FOLDERS, module_name, package_files
-from nanobook.rebuild import Course, CourseError, chapter_number, find_root
-from nanobook.source import CutError, Piece, join, split, symbols_of
+from nanobook.attempts import cut, read_course
+from nanobook.banner import Banner
+from nanobook.chapters import PACKAGE_FOLDERS, package_files
+from nanobook.rebuild import CourseError, chapter_number, find_root
+from nanobook.source import HEADER, Piece, join
 
 LENT_FROM = 4
 """From this chapter on, the server and the command line are lent."""
@@ -33,59 +34,6 @@ LENT = (
 )
 
 
-@dataclass
-class Banner:
-    """What a workspace was put together from: paths by where they came from.
-
-    Attributes:
-        own: the learner's, from earlier notebooks.
-        reference: the course's.
-        aside: those of them of which the learner has a version that no check has passed.
-        lent: the course's, of later notebooks.
-        here: what this notebook has built before.
-        extra: the learner's files that the course does not know.
-        saved: edited by hand since the workspace was last written.
-        backup: the name of the backup of what a reset has cleared.
-    """
-
-    stem: str
-    own: list[str] = field(default_factory=list)
-    reference: list[str] = field(default_factory=list)
-    aside: list[str] = field(default_factory=list)
-    lent: list[str] = field(default_factory=list)
-    here: list[str] = field(default_factory=list)
-    extra: list[str] = field(default_factory=list)
-    saved: list[str] = field(default_factory=list)
-    backup: str = ""
-
-    def __str__(self) -> str:
-        lines = [f"{self.stem}: the workspace is ready"]
-        for label, paths in (
-            ("your own", self.own),
-            ("reference", self.reference),
-            ("yours waits for its chapter's %check", self.aside),
-            ("lent", self.lent),
-            ("built here before", self.here),
-            ("yours beside the course's", self.extra),
-            ("kept your edits of", self.saved),
-        ):
-            if paths:
-                lines.append(f"  {label}: {summary(paths)}")
-        if self.backup:
-            lines.append(f"  what was built here before: .nanobook/backups/{self.backup}")
-        return "\n".join(lines)
-
-
-def summary(paths: Iterable[str]) -> str:
-    """Module names, or a count where there are many."""
-    modules = [path for path in paths if not path.endswith("__init__.py")]
-    names = [module_name(path) or path for path in modules]
-    names = [name.removeprefix("nanoserve.") for name in names]
-    if len(names) <= 4:
-        return ", ".join(names) or "package folders"
-    return f"{len(names)} modules ({', '.join(names[:3])}, …)"
-
-
 def digest(text: str) -> str:
     """A short name for a file's content."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -96,14 +44,22 @@ class Workspace:
 
     Args:
         root: the course's root; found from the current folder if not given.
+
+    Raises:
+        CourseError: there is no course, or NANOBOOK_WORKSPACE names a folder that is one.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or find_root()
         named = os.environ.get("NANOBOOK_WORKSPACE")
-        self.folder = (Path(named) if named else self.root / "workspace").resolve()
+        self.folder = (Path(named).expanduser() if named else self.root / "workspace").resolve()
+        if (self.folder / "chapters").is_dir():  # `%chapter` would clear its packages away
+            raise CourseError(
+                f"NANOBOOK_WORKSPACE={named} is a course's own folder: name one that is empty, or "
+                "none, then it is workspace/"
+            )
         self.keep = self.folder / ".nanobook"
-        self.course = Course.read(self.root)
+        self.course, self.unreadable = read_course(self.root)
         self._files = package_files(self.root)
 
     # What is remembered.
@@ -142,6 +98,10 @@ class Workspace:
         """The learner's version of a file, if there is one."""
         return read_text(self.keep / "own" / path)
 
+    def kept(self, path: str) -> list[Path]:
+        """Where the learner's version of a file is kept, and its pieces."""
+        return [self.keep / "own" / path, self.keep / "pieces" / f"{path}.json"]
+
     def text(self, path: str) -> str | None:
         """The file as it stands in the workspace."""
         return read_text(self.folder / path)
@@ -163,7 +123,12 @@ class Workspace:
                 stale.unlink(missing_ok=True)
 
     def write_own(self, path: str, text: str) -> None:
-        """Put a file of the learner's into the view, and keep it."""
+        """Put a file of the learner's into the view, and keep it. What had passed its chapter's
+        check, and is now replaced, goes to a backup.
+        """
+        mine = self.own(path)
+        if mine not in (None, text) and self._passed(path, mine) and mine != self.reference(path):
+            self.back_up([path])
         replace_file(self.keep / "own" / path, text)
         self.write(path, text)
         self.remember(lent=[other for other in self.state["lent"] if other != path])
@@ -209,17 +174,10 @@ class Workspace:
         if text is None:
             return []
         stored = read_text(self.keep / "pieces" / f"{path}.json")
-        if stored is not None:
-            pairs = [(symbol, piece) for symbol, piece in json.loads(stored)]
-            if join(pairs) == text:
-                return pairs
-        try:
-            known = set(symbols_of(text))
-            wanted = self.course.symbols.get(path, ["header"])
-            symbols = [symbol for symbol in wanted if symbol == "header" or symbol in known]
-            return list(zip(symbols, split(text, symbols), strict=True))
-        except (CutError, SyntaxError):
-            return [("header", text.rstrip("\n"))]
+        pairs = [] if stored is None else [(symbol, piece) for symbol, piece in json.loads(stored)]
+        if pairs and join(pairs) == text:
+            return pairs
+        return cut(text, {*dict(pairs), *self.course.symbols.get(path, [])})
 
     def remember_pieces(self, path: str, pieces: list[Piece]) -> None:
         """Keep a file's cells."""
@@ -240,7 +198,8 @@ class Workspace:
             if text is None or written.get(path) == digest(text):
                 continue
             edited[path] = digest(text)
-            if self.own(path) not in (None, text):
+            mine = self.own(path)
+            if mine != text and (mine is not None or path in self.course.homes):
                 self.back_up([path])
             replace_file(self.keep / "own" / path, text)
         if edited:
@@ -267,7 +226,13 @@ class Workspace:
             stem: the notebook.
             reference: take the reference for earlier modules even where the learner has their own.
             reset: start this notebook's files anew; what was there goes to a backup.
+
+        Raises:
+            NotebookError: this notebook, or one before it, cannot be read.
         """
+        for other, error in self.unreadable.items():
+            if other <= stem:
+                raise error
         banner = Banner(stem)
         banner.saved = self.absorb()
         here = self.course.of(stem)
@@ -275,11 +240,11 @@ class Workspace:
             banner.backup = self.back_up(here)
             for path in here:
                 self.remove(path)
-                (self.keep / "own" / path).unlink(missing_ok=True)
-                (self.keep / "pieces" / f"{path}.json").unlink(missing_ok=True)
+                for file in self.kept(path):
+                    file.unlink(missing_ok=True)
         wanted: dict[str, str] = {}
         for path in sorted(self.course.before(stem), key=lambda p: not p.endswith("__init__.py")):
-            wanted[path], own = self._choose(path, reference)
+            wanted[path], own = self._choose(path, reference, chapter_number(stem))
             (banner.own if own else banner.reference).append(path)
             if not own and self.own(path) not in (None, wanted[path]):
                 banner.aside.append(path)
@@ -317,17 +282,38 @@ class Workspace:
 
     def chosen(self, path: str) -> str:
         """A file as later chapters see it: the learner's where it is fit, else the reference."""
-        return self._choose(path, reference=False)[0]
+        return self._choose(path)[0]
 
-    def _choose(self, path: str, reference: bool) -> tuple[str, bool]:
-        """A file's text, and whether it is the learner's own."""
+    def _choose(
+        self, path: str, reference: bool = False, chapter: int | None = None
+    ) -> tuple[str, bool]:
+        """A file's text, and whether it is the learner's own.
+
+        Args:
+            reference: do not look for one of their own.
+            chapter: the one that is open. It cannot have been checked before its last notebook;
+                until then a file that was built whole is fit.
+        """
         ours, mine = self.reference(path), self.own(path)
         if mine is None or reference or path not in self.course.homes:
             return ours, False
-        passed = self.state["chapters"].get(str(chapter_number(self.course.homes[path])), {})
-        if mine == ours or passed.get(path) == digest(mine):
+        here = chapter == chapter_number(self.course.homes[path]) and self._whole(path, mine)
+        if mine == ours or here or self._passed(path, mine):
             return mine, True
         return ours, False
+
+    def _whole(self, path: str, text: str) -> bool:
+        """Whether a text has all that the course's cells of the file define."""
+        symbols = self.course.symbols.get(path, [HEADER])
+        return {HEADER, *dict(cut(text, symbols))} >= set(symbols)
+
+    def _passed(self, path: str, text: str | None) -> bool:
+        """Whether a file's chapter was checked, and passed, with this very text."""
+        if text is None or path not in self.course.homes:
+            return False
+        number = chapter_number(self.course.homes[path])
+        passed: dict[str, str] = self.state["chapters"].get(str(number), {})
+        return passed.get(path) == digest(text)
 
     def _show(self, wanted: dict[str, str]) -> None:
         """Make the view hold these files and no others."""
@@ -348,11 +334,18 @@ class Workspace:
 
     def activate(self) -> None:
         """Make this process, and those it starts, import the packages from the workspace, and find
-        course and workspace again from any folder.
+        course and workspace again from any folder. What is lent later on, to a server, stays
+        hidden from this process.
         """
         os.environ["NANOBOOK_ROOT"] = str(self.root)
         os.environ["NANOBOOK_WORKSPACE"] = str(self.folder)
-        imports.activate(self.folder, self.course.homes)
+        shown = frozenset(self.state["lent"])
+        imports.activate(
+            self.folder,
+            self.course.homes,
+            lambda: frozenset(self.state["lent"]) - shown,
+            self.state["stem"],
+        )
 
 
 def read_text(path: Path) -> str | None:

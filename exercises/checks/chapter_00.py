@@ -204,6 +204,12 @@ def _grade_goodput(goodput: Callable[..., Any]) -> None:
     if not math.isclose(got, 2 / 4):
         why = next((text for value, text in mistakes.items() if math.isclose(got, value)), "")
         raise Wrong(f"goodput is {got!r}; 2 of 5 requests kept both in 4 s, so 0.5. {why}".strip())
+    uneven = [(0.0, [1.0, 1.0, 1.5]), (0.0, [1.0, 1.1, 2.5])]
+    if not math.isclose(goodput(uneven, 1.0, 1.0, 0.25), 1.0):
+        raise Wrong(
+            "where the gaps of a reply differ, goodput is wrong: the promise is about TPOT, the "
+            "mean over all its gaps, not about one of them"
+        )
     if not math.isclose(goodput(requests, 10.0, 9.0, 9.0), 0.5):
         raise Wrong("with limits that all keep, goodput is 5 requests / 10 s = 0.5")
 
@@ -415,6 +421,18 @@ def validator(first_bad_field: Callable[..., Any]) -> None:
     several = {"top_k": 3, "temperature": -1, "max_tokens": 0, "x": 1}
     if (name := _ask(first_bad_field, several)) != "temperature":
         raise Wrong(f"{several} gives {name!r}; the first field at fault is 'temperature'")
+    _grade_other_rules(first_bad_field)
+
+
+def _grade_other_rules(first_bad_field: Callable[..., Any]) -> None:
+    """The rules are an argument: another endpoint has others."""
+    rules = {"limit": ("integer", 5, 9)}
+    for body, right in (({"limit": 9}, None), ({"limit": 4}, "limit"), ({"top_k": 1}, "top_k")):
+        if first_bad_field(dict(body), dict(rules)) != right:
+            raise Wrong(
+                f"with the rules {rules}, {body} is judged wrongly: the limits come from `rules`, "
+                "and are not the same for every endpoint"
+            )
 
 
 def _ask(first_bad_field: Callable[..., Any], body: dict[str, Any]) -> Any:

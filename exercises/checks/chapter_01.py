@@ -47,6 +47,9 @@ def norm(rms_norm: Callable[..., Any]) -> None:
     if not rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-5).isfinite().all():
         raise Wrong("a vector of zeros becomes NaN: eps is missing")
     _grade_half_types(rms_norm)
+    x, weight = random(3, 64) / 8, torch.ones(64)
+    if not near(rms_norm(x, weight, 0.1), exact_norm(x, weight, 0.1)):
+        raise Wrong("with another eps the result is wrong: it is an argument, and no constant")
 
 
 def _name_norm_mistake(ours: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:

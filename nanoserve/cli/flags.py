@@ -26,7 +26,7 @@ HELP = {
     "num_gpu_blocks_override": "exact number of KV cache blocks",
     "gpu_memory_utilization": "share of the GPU's memory the engine may use",
     "enable_prefix_caching": "let requests that begin alike share KV blocks",
-    "prefix_caching_hash_algo": "what names a block: sha256, or xxhash among trusted users",
+    "prefix_caching_hash_algo": "what names a block; xxhash only among trusted users",
     "max_num_seqs": "most requests running at once",
     "max_num_batched_tokens": "most tokens computed in one step",
     "enable_chunked_prefill": "let a prompt be computed over several steps",
@@ -39,6 +39,7 @@ _CHOICES = {
     "dtype": ("auto", "float32", "float16", "bfloat16"),
     "load_format": ("auto", "safetensors", "dummy"),
     "scheduling_policy": ("fcfs", "priority"),
+    "prefix_caching_hash_algo": ("sha256", "xxhash"),
     "device": ("auto", "cpu", "cuda"),
 }
 _HUMAN = {"max_model_len", "kv_cache_memory", "max_num_batched_tokens"}

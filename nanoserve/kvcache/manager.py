@@ -1,9 +1,9 @@
 """One block table a request: which blocks of the pool hold its tokens, in order, for each KV group.
 
 The scheduler asks for room before every step and gives it back when a request ends or is preempted.
-An answer is all or nothing. Entries of a table never change while a request runs, tables only grow:
-whoever holds a copy, such as the worker, needs to be told only what was added. This module must not
-know policies, budgets or the worker.
+An answer is all or nothing. Tables only grow and their entries stay, save those that nobody reads
+any more because they lie before a sliding window: whoever holds a copy, such as the worker, needs
+to be told only what was added. This module must not know policies, budgets or the worker.
 """
 
 from typing import TYPE_CHECKING
@@ -122,8 +122,10 @@ class KVCacheManager:
             + num_lookahead_tokens
         )
         table = self._tables.get(request.request_id)
-        if table is not None and num_slots <= table.num_slots and not num_new_computed_tokens:
-            return self._no_blocks
+        if table is not None:
+            self._free_skipped_blocks(request, table)
+            if num_slots <= table.num_slots and not num_new_computed_tokens:
+                return self._no_blocks
         hits = new_computed_blocks or self._no_blocks
         held = [
             len(hits[group_id]) + (0 if table is None else len(table.blocks[group_id]))
@@ -142,6 +144,20 @@ class KVCacheManager:
             empty: GroupBlocks = tuple([] for _ in self._specs)
             table = self._tables[request.request_id] = _BlockTable(empty, [0] * len(self._specs))
         return self._extend(table, hits, needed)
+
+    def _free_skipped_blocks(self, request: "Request", table: _BlockTable) -> None:
+        """Put the null block where blocks lie wholly before a sliding window."""
+        # Drafts that are still to be verified may be computed again: only known tokens count.
+        num_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        null = self.block_pool.null_block
+        for blocks, spec in zip(table.blocks, self._specs, strict=True):
+            skipped = []
+            for index in reversed(range(min(spec.num_skipped_blocks(num_tokens), len(blocks)))):
+                if blocks[index].is_null:
+                    break  # and so are all before it
+                skipped.append(blocks[index])
+                blocks[index] = null
+            self.block_pool.free_blocks(skipped)
 
     def _missing_blocks(self, num_tokens: int, held: list[int]) -> list[int]:
         return [
@@ -185,6 +201,14 @@ class KVCacheManager:
                 blocks = table.blocks[group_id]
                 self.prefix_index.blocks_filled(request, group_id, blocks, start, end)
                 table.num_filled[group_id] = end
+
+    def can_fork(self, parent: "Request", num_tokens: int) -> bool:
+        """Whether the parent still holds what follows its first num_tokens tokens would read."""
+        blocks = self.get_blocks(parent.request_id)
+        return all(
+            not any(block.is_null for block in group[spec.num_skipped_blocks(num_tokens) :])
+            for group, spec in zip(blocks, self._specs, strict=True)
+        )
 
     def fork(self, parent: "Request", child: "Request", num_tokens: int) -> bool:
         """Give a request without blocks the parent's first num_tokens tokens, or change nothing.

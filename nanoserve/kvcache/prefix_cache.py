@@ -72,7 +72,7 @@ def hash_block(
         function: the hash function.
         parent: the name of the block before it; None for the first.
         token_ids: its tokens.
-        extra_keys: what else its KV depends on, or who may share it: salt, adapter, image.
+        extra_keys: what else its KV depends on, or who may share it; see `extra_keys_of`.
     """
     # Lengths go in with the parts, so that no two lists of parts make the same bytes.
     data = bytearray(ROOT if parent is None else parent)
@@ -81,6 +81,21 @@ def hash_block(
         part = key.encode("utf-8", "surrogatepass")
         data += len(part).to_bytes(8, "little") + part
     return function(bytes(data))
+
+
+def extra_keys_of(request: "Request", start: int, end: int) -> tuple[str, ...]:
+    """What names the block of tokens start to end - 1 beside its tokens and its parent.
+
+    Adapter and salt stand in the first block alone: every later name rests on its. Media items are
+    told apart only by these keys, since their tokens are all alike; where in the block one begins
+    is part of the key, because a block may hold the end of one and the beginning of another.
+    """
+    media = [
+        f"media:{item.offset - start}:{item.identifier}"
+        for item in request.media
+        if item.offset < end and start < item.offset + item.length
+    ]
+    return (*(request.extra_keys if start == 0 else ()), *media)
 
 
 class PrefixCache:
@@ -99,24 +114,52 @@ class PrefixCache:
         self._pool = pool
         self._block_size = config.block_size
         assert all(group.spec.block_size == self._block_size for group in config.groups)
-        self._group_ids = range(len(config.groups))
+        self._specs = [group.spec for group in config.groups]
         self._function = hash_function(hash_name)
 
     def lookup(
         self, request: "Request", max_num_tokens: int
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """The longest known prefix, in whole blocks, of at most max_num_tokens tokens."""
-        found: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self._group_ids)
+        """The longest known prefix, in whole blocks, of at most max_num_tokens tokens.
+
+        It has to serve every group, and what one group lacks shortens it for all. That may leave a
+        window over blocks that are gone, so the groups are asked until none shortens it further.
+        """
+        found: list[list[KVCacheBlock]] = [[] for _ in self._specs]
         if request.sampling_params.skip_reading_prefix_cache:
-            return found, 0
+            return tuple(found), 0
         num_blocks = max_num_tokens // self._block_size
-        for name in self._names(request, num_blocks):
-            blocks = self._pool.get_cached_block(name, self._group_ids)
-            if blocks is None:
-                break
-            for group, block in zip(found, blocks, strict=True):
-                group.append(block)
-        return found, len(found[0]) * self._block_size
+        names = self._names(request, num_blocks)
+        agreed = False
+        while not agreed:
+            for group_id in range(len(found)):
+                found[group_id] = self._find(group_id, names[:num_blocks])
+                num_blocks = len(found[group_id])
+            agreed = all(len(blocks) == num_blocks for blocks in found)
+        return tuple(found), num_blocks * self._block_size
+
+    def _find(self, group_id: int, names: list[BlockHash]) -> list[KVCacheBlock]:
+        """The longest prefix that one group can serve; null blocks where nobody will read."""
+        spec, group_ids = self._specs[group_id], [group_id]
+        blocks: list[KVCacheBlock] = []
+        if not spec.num_skipped_blocks(len(names) * self._block_size):
+            # Everything is read: from the left, up to the first name that is not known.
+            for name in names:
+                found = self._pool.get_cached_block(name, group_ids)
+                if found is None:
+                    break
+                blocks += found
+            return blocks
+        # Only the end is read: from the right, and anew from the left of each that is missing.
+        end = index = len(names)
+        while index > spec.num_skipped_blocks(end * self._block_size):
+            index -= 1
+            found = self._pool.get_cached_block(names[index], group_ids)
+            if found is None:
+                end, blocks = index, []
+            else:
+                blocks += found
+        return [self._pool.null_block] * index + blocks[::-1]
 
     def blocks_filled(
         self, request: "Request", group_id: int, blocks: list[KVCacheBlock], start: int, end: int
@@ -138,8 +181,7 @@ class PrefixCache:
                     self._function,
                     names[-1] if names else None,
                     request.token_ids[start : start + size],
-                    # Every later name rests on the first one's, and with it on these.
-                    () if names else request.extra_keys,
+                    extra_keys_of(request, start, start + size),
                 )
             )
         return names[:num_blocks]

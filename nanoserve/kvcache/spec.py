@@ -1,7 +1,7 @@
 """What kinds of KV cache a model has, and how many blocks a budget of bytes gives.
 
 Layers whose cache looks alike form a group; every group draws its blocks from one pool, so a block
-costs the same bytes in each. Full attention is the one kind so far; sliding windows, MLA latents
+costs the same bytes in each. Full attention and sliding windows are the kinds so far; MLA latents
 and recurrent states are further specs over the same pool. Plain arithmetic: no tensors here.
 """
 
@@ -37,10 +37,25 @@ class KVCacheSpec:
         """Blocks that hold num_tokens tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_skipped_blocks(self, num_tokens: int) -> int:
+        """Blocks at the start of num_tokens tokens that no token after those will read."""
+        return 0
+
 
 @dataclass(frozen=True)
 class FullAttentionSpec(KVCacheSpec):
     """Keys and values of every past token are kept."""
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec(KVCacheSpec):
+    """A token sees only the last `window` tokens, itself included; what is older can go."""
+
+    window: int
+
+    def num_skipped_blocks(self, num_tokens: int) -> int:
+        """Whole blocks before the first token that the next one sees."""
+        return max(0, num_tokens + 1 - self.window) // self.block_size
 
 
 @dataclass(frozen=True)

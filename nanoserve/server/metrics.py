@@ -149,6 +149,8 @@ class Metrics:
             "num_gpu_blocks": info.num_blocks,
             "kv_cache_size_tokens": info.num_usable_tokens,
             "gpu_memory_utilization": engine.config.cache.gpu_memory_utilization,
+            "enable_prefix_caching": engine.config.cache.enable_prefix_caching,
+            "prefix_caching_hash_algo": engine.config.cache.prefix_caching_hash_algo,
         }
         gauge = Gauge(
             "vllm:cache_config_info",

@@ -15,7 +15,13 @@ from nanoserve.config.engine import EngineConfig
 from nanoserve.engine.connector import KV_CONNECTORS, KVConnector, KVConnectorRole, NullConnector
 from nanoserve.errors import ConfigError
 from nanoserve.forward import ATTENTION_BACKENDS, AttentionBackend
-from nanoserve.kvcache.spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec, group_layers
+from nanoserve.kvcache.spec import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    SlidingWindowSpec,
+    group_layers,
+)
 from nanoserve.layers.attention import Attention
 from nanoserve.models.loader import load_model
 from nanoserve.platforms.platform import resolve_platform
@@ -94,15 +100,18 @@ class Worker:
 
     def get_kv_cache_specs(self) -> list[KVCacheSpec]:
         """One spec a layer, in layer order."""
-        return [
-            FullAttentionSpec(
-                self._config.cache.block_size,
-                layer.shape.num_kv_heads,
-                layer.shape.head_dim,
-                self._dtype.itemsize,
+        windows = {layer.shape.sliding_window for layer in self._layers}
+        # A block takes memory in every layer. Where some layers need all tokens, a second table for
+        # the others would cost blocks, not save them.
+        window = windows.pop() if len(windows) == 1 else None
+        specs: list[KVCacheSpec] = []
+        for layer in self._layers:
+            shape, size = layer.shape, self._config.cache.block_size
+            page = (size, shape.num_kv_heads, shape.head_dim, self._dtype.itemsize)
+            specs.append(
+                FullAttentionSpec(*page) if window is None else SlidingWindowSpec(*page, window)
             )
-            for layer in self._layers
-        ]
+        return specs
 
     def determine_available_memory(self) -> int:
         """Bytes free for KV blocks."""

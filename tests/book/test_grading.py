@@ -121,7 +121,8 @@ def test_a_chapter_that_passes_is_built_upon(toy: Toy, capsys: pytest.CaptureFix
     assert HELPER_PATH in workspace.prepare("01_user").reference
     check(workspace, "00", {"double": lambda x: 2 * x})
     assert capsys.readouterr().out == (
-        "00.1 passed\nthe code of chapter 0 passed: later chapters will build on yours\n"
+        "00.1 passed\nnot graded, for their cells have not been run here: 00.2\n"
+        "the code of chapter 0 passed: later chapters will build on yours\n"
     )
     assert HELPER_PATH in workspace.prepare("01_user").own
     assert toy.text(HELPER_PATH) == mine

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
+import httpx
 import pytest
 from nanobook import serving
 from nanobook.rebuild import Course
 from nanobook.serving import Server, ServerError, free_port
-from nanofixtures.toy_course import Toy, copy_course
+from nanofixtures.toy_course import Toy, copy_course, write_course
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLING = "nanoserve/sampling_params.py"
@@ -118,6 +119,47 @@ def test_what_a_waiting_reader_sees(
     monkeypatch.setenv("NANOBOOK_STATIC", "1")
     with Server(fake, env={"FAKE_SECONDS": "2.5"}):
         assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
+def test_a_proxy_is_for_other_hosts(fake: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of the tools' own requests, and of whatever client a cell uses."""
+    for one in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setenv("no_proxy", "example.org, ")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with Server(fake) as server:
+        assert server.get("/health")["pids"]
+        assert os.environ["no_proxy"] == "example.org,127.0.0.1"
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    monkeypatch.setenv("no_proxy", "*")
+    serving.no_proxy("127.0.0.1")
+    assert os.environ["no_proxy"] == "*" and os.environ["NO_PROXY"] == "127.0.0.1"
+
+
+def test_nanobook_serve_says_whose_files_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = Toy(write_course(tmp_path / "course"), tmp_path / "workspace")
+    monkeypatch.setenv("NANOBOOK_ROOT", str(toy.root))
+    monkeypatch.setenv("NANOBOOK_WORKSPACE", str(toy.workspace))
+    toy.good(*toy.cells("00_1_base"))
+    commands = []
+    monkeypatch.setattr(serving, "_become", lambda *one: commands.append(one))
+    for _ in range(2):  # what was lent the first time is still not the learner's
+        serving.main(["some/model", "--port", "1"])
+        said = capsys.readouterr().out
+        assert said == f"from {toy.workspace}: 3 files are yours, 6 are the course's\n"
+    command, env = commands[0]
+    assert command == [
+        *[sys.executable, "-P", "-m", "nanoserve.cli.main"],
+        *["serve", "some/model", "--port", "1"],
+    ]
+    assert env["PYTHONPATH"].startswith(f"{toy.workspace}{os.pathsep}{toy.workspace / 'kernels'}")
+    monkeypatch.setenv("NANOBOOK_WORKSPACE", str(toy.root / "chapters/01_user.ipynb"))
+    assert serving.main([]) == 1
+    assert capsys.readouterr().err.startswith("nanobook: the workspace cannot be written: ")
 
 
 def test_where_it_may_come_from() -> None:

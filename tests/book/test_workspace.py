@@ -77,7 +77,7 @@ def test_a_changed_version_waits_for_its_check(toy: Toy) -> None:
     workspace = built("00_1_base", **{HELPER_PATH: MINE})
     banner = Workspace().prepare("01_user")
     assert HELPER_PATH in banner.reference and banner.aside == [HELPER_PATH]
-    assert "yours waits for its chapter's %check: helper" in str(banner)
+    assert "the course's, until %check finds yours fit: helper" in str(banner)
     assert toy.text(HELPER_PATH) == HELPER
     passed(workspace, 0)
     banner = Workspace().prepare("01_user")
@@ -340,6 +340,21 @@ def test_later_modules_cannot_be_imported_in_chapter_3(
 ) -> None:
     _, error = real(course, tmp_path, "03", f"import nanoserve.config\nimport nanoserve.{module}")
     assert error.startswith("ModuleNotFoundError: nanoserve.") and "not in the workspace" in error
+
+
+def test_within_a_chapter_an_edit_goes_on_and_later_chapters_wait_for_the_check(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOBOOK_WORKSPACE", str(tmp_path))
+    path = "nanoserve/sampling_params.py"
+    workspace = Workspace(course)
+    workspace.prepare("00_2_request")
+    workspace.write_own(path, workspace.reference(path).replace("MAX_N = 128", "MAX_N = 7"))
+    assert path in workspace.prepare("00_3_weights").own
+    assert "MAX_N = 7" in (workspace.text(path) or "")
+    assert path in workspace.prepare("01_1_model").reference
+    assert "MAX_N = 128" in (workspace.text(path) or "")
+    assert "MAX_N = 7" in (workspace.own(path) or "")
 
 
 def test_in_chapter_4_the_server_is_lent(course: Path, tmp_path: Path) -> None:

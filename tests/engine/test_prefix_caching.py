@@ -1,11 +1,16 @@
 """Prefix caching in the whole engine: same tokens and log-probabilities, with it and without."""
 
-import pytest
-from nanofixtures.smallpool import assert_all_free
-from nanofixtures.tiny import make_tiny
+import asyncio
 
-from nanoserve import LLM, SamplingParams
+import pytest
+import torch
+from nanofixtures.smallpool import Driver, assert_all_free
+from nanofixtures.tiny import make_tiny
+from transformers import AutoModelForCausalLM
+
+from nanoserve import LLM, AsyncLLM, EngineArgs, SamplingParams
 from nanoserve.errors import ConfigError, InvalidRequestError
+from nanoserve.sampling_params import RequestOutputKind
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +74,87 @@ def test_on_and_off_give_the_same(folder, params, block_size, pressure):
     assert tokens == wanted_tokens
     for place, expected in zip(logprobs, wanted, strict=True):
         assert place == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("pressure", [{}, {"num_gpu_blocks_override": 18}], ids=["roomy", "tight"])
+def test_with_a_sliding_window_on_and_off_give_the_same(tmp_path, pressure):
+    window = make_tiny(tmp_path / "w", "MistralForCausalLM", sliding_window=7)
+    found = {}
+    for enabled in (False, True):
+        options = {**pressure, "max_num_batched_tokens": 8, "enable_prefix_caching": enabled}
+        with engine(window, **options) as llm:
+            [group] = llm.core.scheduler.kv_cache_config.groups
+            assert group.spec.window == 7
+            found[enabled] = answers(llm, PARAMS[1])
+            assert_all_free(llm)
+    assert found[True][0] == found[False][0]
+    for place, expected in zip(found[True][1], found[False][1], strict=True):
+        assert place == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_sliding_window_holds_few_blocks_and_gives_what_all_of_them_give(tmp_path):
+    window = make_tiny(tmp_path / "w", "MistralForCausalLM", sliding_window=7)
+    # With some layers unlimited, all keep everything: one table for both kinds.
+    mixed = make_tiny(
+        tmp_path / "m", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=7,
+        max_window_layers=1,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    most = {}
+    for path in (window, mixed):
+        reference = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+        prompt = torch.tensor([SHARED])
+        wanted = reference.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, min_new_tokens=30,
+            do_sample=False, eos_token_id=None,
+        )[0, len(SHARED) :].tolist()  # fmt: skip
+        with engine(path, max_num_batched_tokens=8) as llm:
+            driver = Driver(llm)
+            for turn in range(2):
+                driver.add(f"r{turn}", SHARED, params)
+                usage = []
+                while llm.core.has_work():
+                    driver.step()
+                    usage.append(llm.core.scheduler.kv_cache_manager.usage)
+                assert driver.outputs[f"r{turn}"].outputs[0].token_ids == wanted
+                most[path.name] = round(max(usage) * 63)
+            assert driver.outputs["r1"].num_cached_tokens == 20
+            driver.close()
+    assert most["w"] <= 4
+    assert most["m"] == 13
+
+
+def test_streams_give_the_same_with_hits_as_without(folder):
+    params = SamplingParams(
+        temperature=0.0, max_tokens=9, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+
+    async def collect(llm, prompt):
+        tokens, cached = [], []
+        async for output in llm.add_request(prompt, params):
+            tokens += output.outputs[0].token_ids
+            cached.append(output.num_cached_tokens)
+        return tokens, cached
+
+    async def main():
+        args = EngineArgs(model=str(folder), dtype="float32", block_size=4, max_model_len=64)
+        llm = AsyncLLM.from_engine_args(args)
+        await llm.start()
+        try:
+            first = await collect(llm, SHARED)
+            again = await asyncio.gather(*(collect(llm, SHARED) for _ in range(3)))
+            assert await llm.reset_prefix_cache() is True
+            fresh = await collect(llm, SHARED)
+        finally:
+            llm.shutdown()
+        return first, again, fresh
+
+    first, again, fresh = asyncio.run(main())
+    assert first[0] == fresh[0]
+    assert set(first[1]) == set(fresh[1]) == {0}
+    for tokens, cached in again:
+        assert tokens == first[0]
+        assert set(cached) == {20}
 
 
 def test_hits_are_counted_where_the_caller_sees_them(folder):

@@ -1,7 +1,9 @@
 """The names of blocks, and what is found by them: against a plain reading of what a prefix is."""
 
+import hashlib
 import itertools
 import random
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,8 @@ from nanoserve.errors import ConfigError
 from nanoserve.kvcache import prefix_cache
 from nanoserve.kvcache.manager import KVCacheManager
 from nanoserve.kvcache.prefix_cache import PrefixCache, hash_block, hash_function, sha256
+from nanoserve.request import MediaItem, Request
+from nanoserve.sampling_params import SamplingParams
 
 SIZE = 4
 
@@ -163,3 +167,94 @@ def test_a_hash_that_needs_a_package_says_which(monkeypatch):
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(ConfigError, match="needs the package xxhash: pip install xxhash"):
         hash_function("xxhash")
+
+
+def chain(tokens, keys_of_block):
+    """The names of all full blocks as the format says: lengths go before tokens and before keys."""
+    names, parent = [], b"nanoserve"
+    for number in range(len(tokens) // SIZE):
+        data = parent + struct.pack("<q", SIZE)
+        data += struct.pack(f"<{SIZE}q", *tokens[number * SIZE : (number + 1) * SIZE])
+        for key in keys_of_block(number):
+            data += struct.pack("<q", len(key.encode())) + key.encode()
+        parent = hashlib.sha256(data).digest()
+        names.append(parent)
+    return names
+
+
+def full_request(name, prompt, **keys):
+    return Request(name, prompt, SamplingParams(max_tokens=4), **keys)
+
+
+def test_T06_T07_T09_names_are_the_chain_of_hashes_and_grow_with_the_request():
+    cache = manager()
+    request = full_request("a", list(range(11)), cache_salt="s", lora_name="l")
+    compute(cache, request)
+    wanted = chain(list(range(16)), lambda n: ["lora:l", "salt:s"] if n == 0 else [])
+    assert request.block_hashes == wanted[:2]
+    request.token_ids += range(11, 16)
+    assert cache.allocate_slots(request, 5) is not None
+    cache.cache_blocks(request, 15)
+    assert request.block_hashes == wanted[:3]
+    cache.cache_blocks(request, 16)
+    assert request.block_hashes == wanted
+    assert [block.block_hash for block in cache.get_blocks("a")[0]] == [(n, 0) for n in wanted]
+
+
+def test_T20_T21_adapters_and_salts_share_nothing_and_are_not_taken_for_each_other():
+    cache, prompt = manager(64), list(range(9))
+    everyone = [
+        {},
+        {"cache_salt": "a"},
+        {"cache_salt": "b"},
+        {"lora_name": "a"},
+        {"lora_name": "a", "cache_salt": "a"},
+        {"cache_salt": "lora:a"},
+    ]
+    found = [
+        [compute(cache, full_request(f"{turn}-{i}", prompt, **keys)) for turn in range(2)]
+        for i, keys in enumerate(everyone)
+    ]
+    assert found == [[0, 8]] * len(everyone)
+
+
+def test_T08_T19_media_are_told_apart_from_the_block_on_in_which_they_begin():
+    cache, prompt = manager(64), [1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 7, 8, 9]
+
+    def found(name, *media):
+        return compute(cache, full_request(name, prompt, media=media))
+
+    assert found("cat", MediaItem("cat", 4, 5)) == 0
+    assert found("cat again", MediaItem("cat", 4, 5)) == 12
+    assert found("dog", MediaItem("dog", 4, 5)) == 4
+    assert found("none") == 4
+    # The same picture, begun one token later: other placeholders stand for other parts of it.
+    assert found("shifted", MediaItem("cat", 5, 4)) == 4
+    # Two in one block, in either order.
+    assert found("two", MediaItem("cat", 4, 2), MediaItem("dog", 6, 3)) == 4
+    assert found("two swapped", MediaItem("dog", 4, 2), MediaItem("cat", 6, 3)) == 4
+    assert found("two again", MediaItem("cat", 4, 2), MediaItem("dog", 6, 3)) == 12
+
+
+def test_A91_a_weak_hash_gives_away_foreign_blocks_and_the_default_is_not_weak(monkeypatch):
+    prompts = [[i] * 8 + [0] for i in range(20)]
+    for function, hits in ((sha256, 0), (lambda data: b"same", 8)):
+        monkeypatch.setitem(prefix_cache.HASH_FUNCTIONS, "sha256", function)
+        cache = manager(128)
+        found = [compute(cache, make_request(f"r{i}", p)) for i, p in enumerate(prompts)]
+        assert found == [0] + [hits] * 19
+
+
+def test_T24_when_one_of_two_equal_blocks_goes_the_other_is_still_found():
+    cache, prompt = manager(9), [3] * 9
+    one, two = make_request("one", prompt), make_request("two", prompt)
+    for request in (one, two):
+        assert cache.allocate_slots(request, 9) is not None
+    for request in (one, two):
+        request.num_computed_tokens = 9
+        cache.cache_blocks(request, 9)
+    cache.free(one)
+    # Five blocks take what is free, and with it the names of the first's two blocks.
+    compute(cache, make_request("more", [7] * 20))
+    assert cache.get_computed_blocks(make_request("x", prompt))[1] == 8
+    check_manager(cache)

@@ -31,7 +31,7 @@ class EngineMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_model_len=st.sampled_from([12, 20, 33]),
         spare_blocks=st.integers(0, 12),
-        num_groups=st.sampled_from([1, 1, 2]),
+        windows=st.sampled_from([(None,), (None,), (None, None), (3,), (7,), (None, 5), (6, 2)]),
         max_num_seqs=st.sampled_from([1, 2, 5]),
         budget=st.sampled_from([1, 2, 5, 8, 40]),
         chunked=st.booleans(),
@@ -46,7 +46,7 @@ class EngineMachine(RuleBasedStateMachine):
         block_size,
         max_model_len,
         spare_blocks,
-        num_groups,
+        windows,
         max_num_seqs,
         budget,
         chunked,
@@ -56,14 +56,16 @@ class EngineMachine(RuleBasedStateMachine):
         num_drafts,
         seed,
     ):
+        if index is ChainIndex and any(windows):
+            index = RecordingCache  # the small one knows no windows
         # As small as an engine may be: the longest request just fits.
-        num_blocks = 1 + num_groups * -(-max_model_len // block_size) + spare_blocks
+        num_blocks = 1 + len(windows) * -(-max_model_len // block_size) + spare_blocks
         self.max_model_len = max_model_len
         self.harness = Harness(
             make_scheduler(
                 num_blocks=num_blocks,
                 block_size=block_size,
-                num_groups=num_groups,
+                windows=windows,
                 max_model_len=max_model_len,
                 prefix_index=index,
                 max_num_seqs=max_num_seqs,

@@ -9,6 +9,7 @@ what they should have been.
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nanoserve.config.arch import ModelArch
@@ -22,7 +23,13 @@ from nanoserve.kvcache.block import KVCacheBlock
 from nanoserve.kvcache.block_pool import BlockPool
 from nanoserve.kvcache.manager import KVCacheManager
 from nanoserve.kvcache.prefix_cache import PrefixCache
-from nanoserve.kvcache.spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup
+from nanoserve.kvcache.spec import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from nanoserve.request import Request, RequestStatus
 from nanoserve.sampling_params import SamplingParams
 from nanoserve.scheduler import Scheduler
@@ -31,13 +38,26 @@ from nanoserve.scheduler_output import ModelRunnerOutput, SchedulerOutput, Token
 VOCAB = 29
 
 
-def make_cache_config(num_blocks: int, block_size: int = 16, num_groups: int = 1) -> KVCacheConfig:
-    """num_blocks blocks, the null block included."""
-    groups = [
-        KVCacheGroup((layer,), FullAttentionSpec(block_size, 1 + layer, 8, 4))
-        for layer in range(num_groups)
-    ]
+def make_cache_config(
+    num_blocks: int,
+    block_size: int = 16,
+    num_groups: int = 1,
+    windows: Sequence[int | None] = (),
+) -> KVCacheConfig:
+    """num_blocks blocks, the null block included; `windows` are the groups', None is unlimited."""
+    groups = []
+    for layer, window in enumerate(windows or [None] * num_groups):
+        page = (block_size, 1 + layer, 8, 4)
+        spec: KVCacheSpec = FullAttentionSpec(*page)
+        if window is not None:
+            spec = SlidingWindowSpec(*page, window)
+        groups.append(KVCacheGroup((layer,), spec))
     return KVCacheConfig(num_blocks, tuple(groups))
+
+
+def windows_of(config: KVCacheConfig) -> list[int | None]:
+    """Each group's window; None is unlimited."""
+    return [getattr(group.spec, "window", None) for group in config.groups]
 
 
 def make_scheduler(
@@ -47,6 +67,7 @@ def make_scheduler(
     max_model_len: int = 4096,
     prefix_index=None,
     connector: type[KVConnector] = NullConnector,
+    windows: Sequence[int | None] = (),
     **settings,
 ) -> Scheduler:
     """A scheduler; `settings` are fields of SchedulerConfig."""
@@ -58,7 +79,7 @@ def make_scheduler(
     )
     return Scheduler(
         config,
-        make_cache_config(num_blocks, block_size, num_groups),
+        make_cache_config(num_blocks, block_size, num_groups, windows),
         connector(config, KVConnectorRole.SCHEDULER),
         prefix_index,
     )
@@ -156,15 +177,16 @@ class RecordingCache(PrefixCache):
     def __init__(self, pool: BlockPool, config: KVCacheConfig) -> None:
         super().__init__(pool, config)
         self.contents: dict[bytes, list[int]] = {}
-        self.salts: dict[bytes, tuple[str, ...]] = {}
+        self.salts: dict[bytes, tuple[object, ...]] = {}
 
     def _names(self, request: Request, num_blocks: int) -> list[bytes]:
         names = super()._names(request, num_blocks)
         for i, name in enumerate(names):
             known = request.token_ids[: (i + 1) * self._block_size]
             assert self.contents.setdefault(name, known) == known, "one name for two prefixes"
-            salt = self.salts.setdefault(name, request.extra_keys)
-            assert salt == request.extra_keys, "one name for two salts"
+            end = (i + 1) * self._block_size
+            keys = (*request.extra_keys, *(item for item in request.media if item.offset < end))
+            assert self.salts.setdefault(name, keys) == keys, "one name for two salts"
         return names
 
 
@@ -173,12 +195,17 @@ def next_token(pairs: list[tuple[int, int]]) -> int:
     return int.from_bytes(hashlib.md5(repr(pairs).encode()).digest()[:4], "little") % VOCAB
 
 
-def expected_output(request: Request, max_model_len: int) -> tuple[list[int], str, int | None]:
-    """Tokens, finish reason and stop reason of a request that has the engine to itself."""
+def expected_output(
+    request: Request, max_model_len: int, window: int | None = None
+) -> tuple[list[int], str, int | None]:
+    """Tokens, finish reason and stop reason of a request that has the engine to itself.
+
+    `window` is how far back the model sees (the furthest of its groups).
+    """
     params, prompt = request.sampling_params, request.token_ids[: request.num_prompt_tokens]
     tokens, out = list(prompt), []
     while True:
-        token = next_token(list(zip(tokens, range(len(tokens)), strict=True)))
+        token = next_token(_last(list(zip(tokens, range(len(tokens)), strict=True)), window))
         tokens.append(token)
         out.append(token)
         if len(out) >= params.min_tokens:
@@ -190,6 +217,10 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], st
             return out, "length", None
         if len(tokens) >= max_model_len:
             return out, "length", None
+
+
+def _last(pairs: list[tuple[int, int]], window: int | None) -> list[tuple[int, int]]:
+    return pairs if window is None else pairs[-window:]
 
 
 @dataclass
@@ -204,11 +235,12 @@ class KVOracle:
     """A worker that holds real rows and slots and a model that is a hash. See the module.
 
     Attributes:
+        windows: how far back each group's layers see; None is unlimited.
         num_drafts: drafts to propose after each token; some are right and some are not.
     """
 
     block_size: int
-    num_groups: int = 1
+    windows: Sequence[int | None] = (None,)
     num_drafts: int = 0
     seed: int = 0
     rows: dict[str, _Row] = field(default_factory=dict)
@@ -216,6 +248,13 @@ class KVOracle:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self.num_groups = len(self.windows)
+
+    @property
+    def window(self) -> int | None:
+        """How far back the model sees: as far as any of its layers."""
+        sizes = [window for window in self.windows if window is not None]
+        return max(sizes) if len(sizes) == len(self.windows) else None
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in step.finished_req_ids | step.preempted_req_ids:
@@ -237,7 +276,12 @@ class KVOracle:
             self._write(request_id, count, step.scheduled_spec_decode_tokens.get(request_id, []))
         for request_id, count in step.num_scheduled_tokens.items():
             drafts = step.scheduled_spec_decode_tokens.get(request_id, [])
-            tokens = self._sample(self.rows[request_id], count, drafts)
+            # What a chunk's first token sees is the furthest back that its step reads.
+            row = self.rows[request_id]
+            known = (row.token_ids + drafts)[: row.computed + 1]
+            seen = list(zip(known, range(len(known)), strict=True))
+            assert self._read(row, len(known)) == _last(seen, self.window), "a wrong first read"
+            tokens = self._sample(row, count, drafts)
             result.sampled_token_ids[request_id] = tokens
             result.logprobs[request_id] = [TokenLogprobs([t], [0.0], 1) for t in tokens]
             if self.num_drafts:
@@ -267,12 +311,15 @@ class KVOracle:
                 self.slots[self._slot(row, group, position)] = (token, position)
 
     def _read(self, row: _Row, num_tokens: int) -> list[tuple[int, int]]:
-        views = [
-            [self.slots.get(self._slot(row, g, p), (-1, -1)) for p in range(num_tokens)]
-            for g in range(self.num_groups)
-        ]
-        assert all(view == views[0] for view in views), "the groups disagree"
-        return views[0]
+        """What the last of num_tokens tokens sees, through the tables of every group."""
+        views = []
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, num_tokens - window)
+            slots = [self._slot(row, group, place) for place in range(first, num_tokens)]
+            views.append([self.slots.get(slot, (-1, -1)) for slot in slots])
+        longest = max(views, key=len)
+        assert all(view == longest[-len(view) :] for view in views), "the groups disagree"
+        return longest
 
     def _sample(self, row: _Row, count: int, drafts: list[int]) -> list[int]:
         end = row.computed + count
@@ -292,7 +339,7 @@ class KVOracle:
         pairs = list(zip(row.token_ids, range(len(row.token_ids)), strict=True))
         drafts: list[int] = []
         for _ in range(self._random.randint(0, self.num_drafts)):
-            token = next_token(pairs)
+            token = next_token(_last(pairs, self.window))
             if self._random.random() < 0.4:
                 token = (token + 1) % VOCAB
             drafts.append(token)
@@ -307,7 +354,8 @@ def check_manager(manager: KVCacheManager) -> None:
     for table in manager._tables.values():
         for blocks in table.blocks:
             for block in blocks:
-                held[block.block_id] = held.get(block.block_id, 0) + 1
+                if not block.is_null:
+                    held[block.block_id] = held.get(block.block_id, 0) + 1
     free = queue.get_all_free_blocks()
     assert len(free) == queue.num_free_blocks == len({b.block_id for b in free})
     backwards, block = [], queue._tail.prev_free
@@ -319,7 +367,6 @@ def check_manager(manager: KVCacheManager) -> None:
     assert pool.null_block.ref_cnt == 0
     assert pool.null_block.block_hash is None
     assert 0 not in free_ids
-    assert 0 not in held
     for block in pool.blocks[1:]:
         assert block.ref_cnt == held.get(block.block_id, 0), block
         assert (block.ref_cnt == 0) == (block.block_id in free_ids), block
@@ -347,7 +394,7 @@ class Harness:
     def __init__(self, scheduler: Scheduler, num_drafts: int = 0, seed: int = 0) -> None:
         self.scheduler = scheduler
         config = scheduler.kv_cache_config
-        self.oracle = KVOracle(config.block_size, len(config.groups), num_drafts, seed)
+        self.oracle = KVOracle(config.block_size, windows_of(config), num_drafts, seed)
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, EngineCoreOutput] = {}
@@ -403,7 +450,9 @@ class Harness:
                 continue
             output = self.finished[request_id]
             if output.error is None:
-                tokens, reason, stop_reason = expected_output(request, scheduler.max_model_len)
+                tokens, reason, stop_reason = expected_output(
+                    request, scheduler.max_model_len, self.oracle.window
+                )
                 assert self.tokens[request_id] == tokens, request_id
                 assert str(output.finish_reason) == reason
                 assert output.stop_reason == stop_reason
