@@ -58,6 +58,9 @@ def _key_tile(
     """One tile of keys and values into the running softmax."""
     token = start + tl.arange(0, TILE)
     inside = token < end
+    if WINDOW > 0:
+        # Pages before it may be another row's by now: their weight is 0, but 0 times NaN is NaN.
+        inside = inside & (token > tl.min(position, 0) - WINDOW)
     k, v = _load_tile(
         keys, values, pages, first_key, first_column, start, token, inside, cache_block,
         cache_slot, dim, DIM, BLOCK_SIZE, DENSE, WHOLE_DIM, MASKED,

@@ -224,6 +224,19 @@ def test_decode_and_prefill_agree_on_rows_of_one_token():
     assert error(a[1], b[1].double().cpu()) < 1e-6
 
 
+@pytest.mark.parametrize("window", [1, 9, 20])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_pages_before_the_window_may_hold_anything(window, gathered):
+    case = Case([1, 1, 3, 40], [70, 99, 50, 90], window=window, lost=True, device=DEVICE)
+    if not gathered:
+        check(case, prefill(case))
+        ones = Case([1, 1, 1], [70, 99, 3], window=window, lost=True, device=DEVICE)
+        check(ones, decode(ones))
+        return
+    dense, key_start = kv_gather(case.cache, case.table, case.seq_lens, case.lengths)
+    check(case, prefill(case, dense=(dense[0], dense[1]), key_start=key_start))
+
+
 @pytest.mark.parametrize("window", [None, 9])
 def test_gathered_keys_are_the_paged_ones(window):
     case = Case([20, 1, 0, 3], [13, 40, 2, 0], head_dim=80, window=window, device=DEVICE)

@@ -13,6 +13,7 @@ class Case:
     Attributes:
         query_lens, past: new tokens and cached tokens of each row.
         window, soft_cap, sinks: options of attention; sinks as a seed or None.
+        lost: table entries of pages that lie wholly before the window point at a page of NaN.
     """
 
     query_lens: list[int]
@@ -26,6 +27,7 @@ class Case:
     soft_cap: float = 0.0
     sinks: bool = False
     shared: bool = False
+    lost: bool = False
     seed: int = 0
     device: str = "cpu"
     scale: float = field(init=False)
@@ -65,6 +67,8 @@ class Case:
                 cache[1, block, :, slot] = value[:, token]
             self.keys.append(key)
             self.values.append(value)
+            if self.lost and self.window is not None:
+                table[row, : max(0, self.past[row] - self.window + 1) // self.block_size] = free[0]
         tokens = sum(self.query_lens)
         size = (tokens, self.num_heads, self.head_dim)
         query = torch.randn(size, generator=generator)
