@@ -177,7 +177,8 @@ class TritonPagedBackend:
             plan.lists[name] = plan_prefill(
                 plan.prefill_lens, metadata.seq_lens_cpu, tile_tokens(group, tile[0]), query.device
             )
-        dense, key_start = self._side_by_side(key, value, kv_cache, metadata)
+        gather = plan.gather and shape.sliding_window is None
+        dense, key_start = self._side_by_side(key, value, kv_cache, metadata, gather)
         paged_prefill(
             query,
             kv_cache,
@@ -202,6 +203,7 @@ class TritonPagedBackend:
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        gather: bool,
     ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, torch.Tensor | None]:
         """The prefill rows' keys and values as matrices, and where each row's begin; or neither."""
         from nanokernels.kv_gather import kv_gather
@@ -210,7 +212,8 @@ class TritonPagedBackend:
         if plan.fresh and _can_be_copied(key) and _can_be_copied(value):
             # The step's own keys are all that its prefill rows have.
             return (key, value), metadata.query_start_loc
-        if not plan.gather or not _can_be_copied(kv_cache[0]):
+        # Of a window, most of what would be gathered is not read.
+        if not gather or not _can_be_copied(kv_cache[0]):
             return None, None
         if ("lengths",) not in plan.lists:
             lengths = [
